@@ -1,0 +1,79 @@
+// One question asked of a subject on a case. A check plans shots before the ranks run and judges
+// their records afterwards, in the parent, where no subject can write.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fixtures/fills.hpp"
+#include "oracle/job.hpp"
+#include "oracle/verdict.hpp"
+
+namespace shardproof {
+
+// What one process computes from a feed. Inputs and cotangents are whole (stacked over P and V),
+// outputs and gradients denoted; all by operand number within their list.
+struct Truth {
+  std::vector<Whole> inputs, cotangents, outputs, gradients;
+  std::vector<Gauge> output_gauges, gradient_gauges;
+};
+
+// Everything about a case that is known before and after the ranks ran.
+struct Evidence {
+  const Case* line = nullptr;
+  const Contract* contract = nullptr;
+  Declared declared;                       // of the subject under test
+  Mesh mesh;
+  std::vector<Operand> operands;           // inputs and parameters, then outputs
+  int inputs = 0;                          // how many of them are inputs and parameters
+  std::vector<Shot> shots;
+  std::vector<RankRecord> ranks;           // by world rank; same order of shots
+  // Reference on a feed; computed once and kept.
+  std::function<const Truth&(const Feed&)> truth;
+
+  int find_shot(const std::string& name) const;         // -1
+  const ShotRecord& record(int rank, int shot) const { return ranks[size_t(rank)].shots[size_t(shot)]; }
+  // The result of a step on a rank; null when it is not there.
+  const ResultTensor* result(int rank, int shot, int step, int operand, bool gradient) const;
+  DType dtype_of(const Operand&) const;                 // storage type
+  bool forward_only() const { return !declared.backward; }
+};
+
+struct Check {
+  std::string name;
+  char letter = '?';
+  std::string asks;                        // one line for `list`
+  std::function<bool(const Contract&, const Case&, const Declared&)> due;
+  std::function<void(const Evidence&, std::vector<Shot>&)> plan;  // may be null: the base shot suffices
+  std::function<CheckResult(const Evidence&)> judge;
+};
+// In the order in which they are reported. Shot 0 is always "base" (F0 B0, or F0).
+const std::vector<Check>& all_checks();
+const Check& check_named(const std::string& name);  // throws BadInput with the nearest
+
+// An element passes when it is finite where the truth is and |got - want| <= bound.
+struct Compared {
+  double worst_ratio = 0;
+  bool exact = true;                       // every bound was 0
+  int64_t compared = 0, wrong = 0;
+  std::optional<Finding> finding;          // set when wrong > 0
+};
+// Compares local results of all ranks with the truth of one tensor: type P is summed over its axis
+// first, every copy of I and R is compared, in global coordinates. `bound` gives the allowed error
+// of a denoted element.
+Compared compare(const Evidence&, int shot, int step, int operand, bool gradient, const Whole& want,
+                 const std::function<double(int64_t)>& bound);
+
+// oracle/bounds.cpp: the one place where an allowed error is computed.
+// False-alarm budget of a whole run: the only number that a person picks.
+inline constexpr double false_alarm_budget = 1e-6;
+Precision precision_of(const Case&, const Declared&);
+// Allowed error of each element of a result, 0 on exact data.
+std::function<double(int64_t)> bound_of(const Evidence&, const Operand&, bool gradient, const Whole& want, const Gauge&);
+Fill fill_of(const Case&);
+bool exact_data(const Evidence&, const Feed&);  // integers on a linear contract
+
+}  // namespace shardproof

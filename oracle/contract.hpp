@@ -1,0 +1,94 @@
+// The statement of a primitive: operands, preconditions, reference, traffic that is due.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "oracle/case.hpp"
+#include "oracle/subject.hpp"
+
+namespace shardproof {
+
+struct Operand {
+  std::string name;
+  enum Role : uint8_t { input, parameter, index, output } role = input;
+  std::vector<int64_t> shape;  // global
+  Layout layout;
+  bool gradient = true;        // false: frozen, index
+  int contraction = -1;        // dim of the WHOLE shape along which `cancelling` pairs; -1 last
+  DType dtype_override = DType::f64;  // used where fixed_dtype
+  bool fixed_dtype = false;           // e.g. i64 indices, f32 lse under bf16
+};
+
+// A whole tensor in double, row-major. Inputs are stacked over P and V axes (whole_shape); results
+// are what they denote (denoted_shape).
+struct Whole {
+  std::vector<int64_t> shape;
+  std::vector<double> value;
+};
+
+// For bounds, elementwise like the results, from the same pass of the reference.
+//   magnitude  sum of |terms|; squares  sum of squared terms; terms  how many (contraction length)
+struct Gauge {
+  std::vector<double> magnitude, squares;
+  int64_t terms = 1;   // local accumulation length (K/p)
+  int64_t reduced = 1; // ranks that a collective sums over
+  std::vector<double> bound;  // where a family computes its own componentwise bound (per unit roundoffs given below)
+};
+// What bounds are computed from, by the family's own formula where it has one.
+struct Precision {
+  double u_acc, u_wire, u_out;  // unit roundoffs of accumulation, wire and result type
+  bool truncates = false;
+};
+
+struct Traffic {
+  Op op;
+  Reduce reduce;
+  std::string label;   // group: "tp", "cp", ...
+  bool backward = false;
+  int64_t count = 0;   // elements of the local `in` buffer of each call
+  DType dtype = DType::f64;
+  int hop = 0;
+  int rank = -1;       // -1: every rank
+};
+
+struct Contract {
+  std::string name, family, summary;
+  bool linear = false;         // linear in every input for the others fixed
+  std::vector<Key> keys;       // its own; the common ones are added
+  // Depends on values equal on all ranks only. A line that it refuses is exit 2.
+  std::function<std::optional<Rejected>(const Case&)> precondition;
+  std::function<std::vector<Operand>(const Case&)> operands;  // inputs and parameters first, then outputs
+  std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::vector<Gauge>*)> forward;
+  // Gradients for each input and parameter in order (empty Whole where none is due).
+  std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::span<const Whole> cotangents, std::vector<Gauge>*)> backward;
+  // Calls due on a rank in order, for a plan ("" is the default plan).
+  std::function<std::vector<Traffic>(const Case&, const std::string& plan, int rank)> traffic;
+  // Integers of [-B, B] keep every intermediate exact; empty: no such range at this size and dtype.
+  std::function<std::optional<int64_t>(const Case&)> integer_range;
+  // Case lines of a tier (smoke, ci, nightly), without transport. ci includes smoke's.
+  std::function<std::vector<std::string>(const std::string& tier)> cases;
+  // Lines that must be refused, for the check `rejection`.
+  std::vector<std::string> illegal;
+  // One line for the operators at each of np = 2, 3, 4 and 2x2; empty: taken from cases.
+  std::vector<std::string> witnesses;
+};
+
+// A deliberately broken subject (or a healthy one on a faulty collective).
+struct Control {
+  std::string name, contract;
+  std::function<std::unique_ptr<Kernel>()> make;  // null: the healthy subject under `fault`
+  std::string fault;                               // operator spec applied to the healthy subject
+  std::string check;     // that must catch it; several by comma: all must fire
+  std::string silent;    // checks that must not fire
+  bool alone = false;    // no other check may fire
+  std::string imitates;  // the public bug
+  std::string witness;   // case line on which it provably differs
+  std::string makes_visible;
+  Declared declared;
+};
+
+}  // namespace shardproof

@@ -1,0 +1,88 @@
+// What the parent asks of the ranks and what each of them hands back. The parent judges; ranks only
+// execute shots and record what came out.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fixtures/fills.hpp"
+#include "oracle/comm/ledger.hpp"
+#include "oracle/contract.hpp"
+
+namespace shardproof {
+
+// One set of numbers for inputs, parameters and cotangents.
+struct Feed {
+  Fill fill = Fill::integers;
+  uint64_t seed = 1;
+  int64_t range = 3;                       // integers
+  struct Basis { int operand; int64_t index; };
+  std::vector<Basis> basis;                // whole of the operand is 0 but for a 1 there (index -1: all 0)
+  struct Given { int operand; std::vector<double> value; };
+  std::vector<Given> given;                // whole (stacked) values of the operand
+};
+
+// One execution. The kernel object is one a case: shots run in order on it.
+//   program: words F0 B0 F1 B1 ...: forward and backward of feed 0, 1, ...; finish follows each
+//   backward that was the last use of a feed's saved state.
+struct Shot {
+  std::string name;                        // "base", "repeat", "adjoint:17" ...
+  std::string program = "F0 B0";
+  std::vector<Feed> feeds = {Feed{}};
+  bool delays = false;
+  bool accumulate = false;                 // parameter gradients are added into across backwards
+  bool fault = true;                       // false: the case's fault is held back (priming, healthy)
+  bool keep_results = true;
+};
+
+struct Job {
+  uint32_t number = 0;                     // case number in the run
+  std::string line;                        // canonical
+  std::vector<Shot> shots;
+};
+
+struct ResultTensor {
+  int step = 0;                            // number of the word in the program
+  int operand = 0;                         // index into the contract's operands
+  bool gradient = false;                   // of that operand; else its value
+  DType dtype = DType::f64;
+  std::vector<int64_t> shape;              // local
+  std::vector<std::byte> bytes;            // row-major
+};
+
+struct MemoryFinding {
+  std::string what;                        // "unwritten" "guard" "argument" "environment" "workspace"
+  std::string tensor;                      // "y", "gradient of x"
+  int64_t count = 0, first = -1;           // elements, local row-major
+  std::string text;
+};
+
+struct ShotRecord {
+  enum Status : uint8_t { ok, rejected, released, threw, infrastructure, not_run } status = not_run;
+  uint8_t cause = 0;                       // Released::Cause
+  int step = -1;                           // where it stopped
+  std::string text;
+  bool active = false;                     // the fault changed a call or a byte
+  std::vector<ResultTensor> results;
+  std::vector<LedgerEntry> ledger;
+  std::vector<MemoryFinding> memory;
+};
+
+struct RankRecord {
+  std::vector<ShotRecord> shots;
+};
+
+std::vector<std::byte> serialize(const Job&);
+Job parse_job(std::span<const std::byte>);
+std::vector<std::byte> serialize(const RankRecord&);
+std::optional<RankRecord> parse_record(std::span<const std::byte>);  // empty: truncated or not a record
+
+// On a rank: executes the job. Used by every transport.
+struct RankHost;
+class Registry;
+std::vector<std::byte> execute(RankHost&, std::span<const std::byte> job, const Registry&);
+
+}  // namespace shardproof

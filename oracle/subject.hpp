@@ -1,0 +1,78 @@
+// All that a kernel author includes: an implementation under test of a contract.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fixtures/tensor.hpp"
+#include "oracle/case.hpp"
+#include "oracle/comm/communicator.hpp"
+
+namespace shardproof {
+
+inline constexpr int subject_interface_version = 1;
+
+// A precondition that does not hold. Thrown before any call, equal on all ranks.
+struct Rejected : std::runtime_error {
+  std::string expected, met, advice;
+  Rejected(std::string expected_, std::string met_, std::string advice_)
+      : std::runtime_error("expected " + expected_ + ", met " + met_ + "; " + advice_),
+        expected(std::move(expected_)), met(std::move(met_)), advice(std::move(advice_)) {}
+};
+
+// Handed to the subject, valid for one case. Local shapes come with the views; global extents and
+// attributes are read from the line.
+class Rank {
+ public:
+  virtual ~Rank() = default;
+  virtual const Case& line() const = 0;
+  virtual int world_rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual const Mesh& mesh() const = 0;
+  virtual Stream stream() const = 0;
+  virtual Communicator& along(Axis) = 0;
+  virtual Communicator& along(const std::vector<Axis>&) = 0;  // first axis fastest
+  virtual Communicator& world() = 0;
+  virtual View workspace(DType, std::vector<int64_t> shape) = 0;  // poisoned, guarded, the judge's; until the step ends
+  int coordinate(Axis a) const { return mesh().coordinate(world_rank(), a); }
+};
+
+struct Saved {  // what one forward keeps; several may be in flight
+  virtual ~Saved() = default;
+};
+
+// One object a rank and case; nothing in statics.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // Inputs and parameters in the contract's order, outputs likewise; local views that the judge
+  // allocates, poisons and guards. Inputs are read-only.
+  virtual std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs, std::span<const View> outputs) = 0;
+  // One cotangent for each output, one gradient for each input (empty view, data == nullptr, where
+  // none is due: index operands, frozen parameters).
+  virtual void backward(Rank&, Saved&, std::span<const View> cotangents, std::span<const View> gradients);
+  virtual void finish(Rank&, Saved&, std::span<const View> /*gradients*/) {}  // deferred weight gradients
+  virtual bool init(Rank&, std::span<const View> /*parameters*/) { return false; }  // true: made its own
+};
+
+struct Declared {
+  bool deterministic = true, backward = true, strided = true, own_communication = false, threads = true;
+  bool leak_bitwise = true;
+  std::string plan;                    // traffic plan; empty: the contract's default
+  std::vector<DType> storage = {DType::f64, DType::f32, DType::bf16, DType::f16};
+  bool accumulates_in_storage = false;  // bf16 and f16 sums in half precision instead of f32
+  bool truncates = false;               // truncating accumulator
+};
+
+struct Subject {
+  std::string name;      // "" is ours, the default
+  std::string contract;
+  std::function<std::unique_ptr<Kernel>()> make;
+  Declared declared;
+};
+
+}  // namespace shardproof

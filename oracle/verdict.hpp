@@ -1,0 +1,91 @@
+// What was seen and what follows from it. Plain data: the checks fill it in, the report prints it.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace shardproof {
+
+enum class Verdict : uint8_t { untested, passed, failed, vacuous, skipped, hung, crashed };
+const char* name(Verdict);
+
+struct Finding {
+  std::string check;            // "gradient"
+  std::string tensor;           // "b", "gradient of b"
+  std::string message;          // one line when there are no numbers: "3 elements never written"
+  std::string means;            // what it means for the author, "" when nothing certain can be said
+  std::string where;            // "b[0]" in global coordinates
+  std::vector<int64_t> index;   // the same as numbers (stacked axes first)
+  int rank = -1;                // of the worst element
+  std::vector<int> ranks;       // on which it is wrong
+  bool numeric = false;         // got, want, error, bound, ratio hold
+  double got = 0, want = 0, error = 0, bound = 0;
+  double ratio = 0;             // error / bound; infinity for bound 0 or NaN
+  int64_t wrong = 0, compared = 0;
+  std::string pattern;          // "all x 4.000 = tp", "block of rank 3", "every 2nd of dim 1"
+};
+
+struct CheckResult {
+  std::string check;
+  Verdict verdict = Verdict::untested;
+  double ratio = 0;             // worst healthy or unhealthy ratio; 0 with bound 0: exact
+  bool exact = false;           // the bound was 0
+  int64_t compared = 0;
+  std::string note;             // reason of a skip, spread of a repeat, adjoint ratio
+  std::vector<Finding> findings;  // worst first; empty when passed
+};
+
+struct CaseResult {
+  std::string line, canonical, replay;   // replay without the program's path
+  std::string family, contract, lane;    // lane: "processes.np4"
+  std::vector<CheckResult> checks;
+  std::vector<std::string> state;        // hung or crashed: a line a rank, ready to print
+  double seconds = 0;
+  bool steady_known = false, steady = false;
+};
+
+struct ControlResult {
+  std::string name, family, contract, lane;
+  std::string kind;             // operators: the row of the table; named controls: ""
+  std::string imitates, expected_check, caught_by, witness, replay;
+  enum Outcome : uint8_t { caught, escaped, wrong_check, equivalent } outcome = escaped;
+  std::string reason;           // equivalent: inactive, masked, ...; wrong_check: what fired
+  double ratio = 0, margin = 0; // margin: ratio / worst healthy ratio of the same check
+  bool exact = false;           // bound 0: margin is exact
+  double bound = 0;
+  int rank = -1;
+  std::string where;
+  std::vector<int64_t> index;
+};
+const char* name(ControlResult::Outcome);
+
+struct Lane {
+  std::string name;             // "processes.np4"
+  bool proven = false;
+  std::string reason;           // why not
+};
+
+struct SelfResult {
+  int planted = 0, named = 0;
+  std::vector<std::string> failures;
+  double seconds = 0;
+};
+
+struct Report {
+  bool complete = false;
+  std::string command;
+  std::string program;          // how it was started, for replay lines
+  std::vector<CaseResult> cases;
+  std::vector<ControlResult> controls;
+  std::vector<Lane> lanes;
+  std::vector<std::string> required;   // --require
+  SelfResult self;
+  std::map<std::string, std::string> versions;                    // "mpi": "MPICH 4.0.2"
+  std::vector<std::pair<std::string, std::string>> placement;     // rank -> host[:device]
+  std::vector<std::string> not_due;    // what subjects declare that they do not do
+  double wall_seconds = 0;
+};
+int exit_code(const Report&);   // design of the exit codes: 0, 1, 3
+
+}  // namespace shardproof
