@@ -1,0 +1,59 @@
+// The main job: which cases, controls and operators are due, and running them.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oracle/registry.hpp"
+#include "oracle/verdict.hpp"
+
+namespace shardproof {
+
+// Options of `gate` and `run`, as the command line gives them. Empty lists mean no restriction.
+struct Options {
+  std::vector<std::string> patterns;   // contract, family or line prefix
+  std::string tier = "ci";             // smoke | ci | nightly
+  std::vector<int> ranks;
+  std::vector<std::string> transports, devices, dtypes, subjects, checks, require;
+  std::string report, failed;          // folders
+  bool fail_fast = false, dry_run = false, canonical = false, in_process = false, controls = true;
+  std::optional<uint64_t> seed;
+  int seeds = 1;
+  int jobs = 1;
+  double deadline_scale = 1;
+  std::string mpiexec;                 // launcher and its options
+  std::string program;                 // argv[0], for replay lines and for starting workers
+  std::string command;                 // the whole command line, for the report
+};
+
+// One thing that is due. The manifest: what ran is compared with it at the end.
+struct Due {
+  enum What : uint8_t { healthy, named_control, fault_operator } what = healthy;
+  Case line;
+  std::vector<std::string> checks;     // names, in report order
+  std::string control;                 // named_control
+  std::string lane;                    // "processes.np4"
+  bool illegal = false;                // a line that must be refused: check `rejection`
+};
+
+// What the gate says while it runs. All calls come from the parent's one thread.
+struct Progress {
+  virtual ~Progress() = default;
+  virtual void begin(int64_t cases, int64_t controls) = 0;
+  virtual void done(const CaseResult&) = 0;     // as soon as it is judged
+  virtual void done(const ControlResult&) = 0;
+  virtual void tick() = 0;                      // often; draws the progress line when it is time to
+};
+
+// Throws BadInput: unknown names, a selection that is seen to be empty.
+std::vector<Due> plan_gate(const Options&, const Registry&);
+Report run_gate(const Options&, const Registry&, Progress&);
+Report run_line(const Case&, const Options&, const Registry&, Progress&);
+
+// What the build can do: transports and devices with the reason where one is missing.
+struct Ability { std::string name; bool available; std::string reason; };
+std::vector<Ability> abilities();
+
+}  // namespace shardproof

@@ -1,0 +1,38 @@
+// How a report is told: in the terminal, as report.json, junit.xml and summary.md.
+#pragma once
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oracle/gate.hpp"
+#include "oracle/verdict.hpp"
+
+namespace shardproof {
+
+// The block of a failing case: FAILED / HUNG / CRASHED / VACUOUS, at, means, passed, replay.
+std::string block(const CaseResult&, const std::string& program);
+// The block of a control that was not caught by its named check.
+std::string block(const ControlResult&, const std::string& program);
+// One line for a case that passed (run prints it).
+std::string passed_line(const CaseResult&);
+// self, one line a family, lanes, verdict, try.
+std::string closing(const Report&);
+// Table of controls: control, imitates, expected check, caught by, ratio, margin, witness; failures first.
+std::string controls_table(const Report&);
+
+// Draws on a terminal, else a line every 10 s; prints blocks of failures as they come.
+std::unique_ptr<Progress> terminal_progress(std::FILE*, const std::string& program, bool is_terminal);
+
+// Throws BadInput when the folder cannot be made or written to (to be called before the run).
+void check_report_folder(const std::string& folder);
+// Writes report.json, junit.xml, summary.md, each to a temporary name and then renamed. Throws
+// Infrastructure when it cannot.
+void write_report(const Report&, const std::string& folder);
+std::string report_json(const Report&);
+std::string junit_xml(const Report&);
+std::string summary_markdown(const Report&);
+// Canonical lines of what did not pass in an earlier report (gate --failed). Throws BadInput.
+std::vector<std::string> failed_lines(const std::string& folder);
+
+}  // namespace shardproof
