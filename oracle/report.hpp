@@ -1,6 +1,7 @@
 // How a report is told: in the terminal, as report.json, junit.xml and summary.md.
 #pragma once
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +23,14 @@ std::string closing(const Report&);
 std::string controls_table(const Report&);
 
 // Draws on a terminal, else a line every 10 s; prints blocks of failures as they come.
-std::unique_ptr<Progress> terminal_progress(std::FILE*, const std::string& program, bool is_terminal);
+// `clock` gives seconds; null: the steady clock.
+std::unique_ptr<Progress> terminal_progress(std::FILE*, const std::string& program, bool is_terminal,
+                                            std::function<double()> clock = nullptr);
+
+// Colours are for people: a terminal that is not dumb, and NO_COLOR unset or empty.
+bool wants_colour(bool is_terminal);
+// The words that open lines (FAILED, PASSED, NO JUDGEMENT ...) in colour.
+std::string paint(const std::string& text);
 
 // Throws BadInput when the folder cannot be made or written to (to be called before the run).
 void check_report_folder(const std::string& folder);

@@ -34,6 +34,11 @@ struct CheckResult {
   int64_t compared = 0;
   std::string note;             // reason of a skip, spread of a repeat, adjoint ratio
   std::vector<Finding> findings;  // worst first; empty when passed
+  // The worst element where there is no finding (a passed check); rank -1: not known.
+  double bound = 0;
+  int rank = -1;
+  std::vector<int64_t> index;
+  std::string where;
 };
 
 struct CaseResult {
@@ -57,6 +62,7 @@ struct ControlResult {
   int rank = -1;
   std::string where;
   std::vector<int64_t> index;
+  double seconds = 0;
 };
 const char* name(ControlResult::Outcome);
 
@@ -86,6 +92,24 @@ struct Report {
   std::vector<std::string> not_due;    // what subjects declare that they do not do
   double wall_seconds = 0;
 };
-int exit_code(const Report&);   // design of the exit codes: 0, 1, 3
+
+// A caught control whose ratio is not this many times the worst healthy one proves nothing.
+inline constexpr double least_margin = 10;
+bool weak(const ControlResult&);     // caught, not exact, margin under least_margin (or NaN)
+
+struct Counts {
+  int64_t cases = 0, checks = 0;     // case lines; checks, one for each check due on each case
+  int64_t passed = 0, failed = 0, vacuous = 0, skipped = 0, untested = 0, hung = 0, crashed = 0;
+  int64_t controls = 0, caught = 0, escaped = 0, wrong_check = 0, equivalent = 0, weak = 0;
+  int64_t blamed() const { return failed + hung + crashed; }
+};
+void count(const CaseResult&, Counts&);
+void count(const ControlResult&, Counts&);
+Counts counts(const Report&);
+
+// Why nobody can be blamed, a phrase each; empty: the judge is fit and everything due was judged.
+std::vector<std::string> no_judgement(const Report&);
+// 3 where no_judgement has something to say, else 1 where a subject failed, hung or crashed, else 0.
+int exit_code(const Report&);
 
 }  // namespace shardproof
