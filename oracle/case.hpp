@@ -21,14 +21,22 @@ struct BadInput : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+class Case;
+
 // What a key of a line may hold. Integer keys have low..high, word keys their choices; a key with
-// neither is free text checked by `valid` (returns what was expected, empty when right).
+// neither is free text checked by `valid` (returns what was expected, empty when right). An empty
+// value is legal exactly where the fallback is empty.
 struct Key {
   std::string name, fallback, help;
   std::vector<std::string> choices;
   int64_t low = 0, high = 0;  // integer key where high > 0
   std::function<std::string(std::string_view)> valid;
   bool integer() const { return high > 0; }
+  // Fallback that is computed from the other keys (`axis`: the only axis above 1); takes the place
+  // of `fallback`. "" means that it cannot be told and the line has to give it.
+  std::function<std::string(const Case&)> derive = nullptr;
+  // Free text: the one spelling of values that mean the same ("007" and "7"). Called after `valid`.
+  std::function<std::string(std::string_view)> normal = nullptr;
 };
 
 class Case {
@@ -39,7 +47,8 @@ class Case {
   int64_t at(std::string_view key) const;  // integer
   bool on(std::string_view key) const;     // "on"
   bool has(std::string_view key) const;    // the contract takes it
-  void set(std::string_view key, std::string value);  // unchecked; parse() checks
+  // Unchecked (parse() checks). Keys that stand at a derived fallback follow the new value.
+  void set(std::string_view key, std::string value);
 
   int ranks(Axis) const;
   Mesh mesh() const;
@@ -49,6 +58,11 @@ class Case {
 
   std::vector<std::pair<std::string, std::string>> keys;  // in printing order: contract's order
   std::vector<std::string> defaults;                      // same order
+  std::vector<std::pair<size_t, std::function<std::string(const Case&)>>> derived;  // by place in keys
+  void derive();  // computes derived defaults anew; values that stood at them follow
+
+ private:
+  std::string& slot(std::string_view key);
 };
 
 std::string print(const Case&);            // only what differs from the default

@@ -55,6 +55,13 @@ struct Traffic {
   int rank = -1;       // -1: every rank
 };
 
+// One local matrix product of a rank, C[m,n] += A[m,k] B[k,n], for `explain`.
+struct Gemm {
+  std::string what;            // "Y = X W^T"
+  bool backward = false;
+  int64_t m = 0, n = 0, k = 0;
+};
+
 struct Contract {
   std::string name, family, summary;
   bool linear = false;         // linear in every input for the others fixed
@@ -75,6 +82,8 @@ struct Contract {
   std::vector<std::string> illegal;
   // One line for the operators at each of np = 2, 3, 4 and 2x2; empty: taken from cases.
   std::vector<std::string> witnesses;
+  // Local matrix products of a rank; null where there are none.
+  std::function<std::vector<Gemm>(const Case&, int rank)> gemms;
 };
 
 // A deliberately broken subject (or a healthy one on a faulty collective).
