@@ -27,10 +27,10 @@ class Case;
 // neither is free text checked by `valid` (returns what was expected, empty when right). An empty
 // value is legal exactly where the fallback is empty.
 struct Key {
-  std::string name, fallback, help;
-  std::vector<std::string> choices;
+  std::string name = {}, fallback = {}, help = {};
+  std::vector<std::string> choices = {};
   int64_t low = 0, high = 0;  // integer key where high > 0
-  std::function<std::string(std::string_view)> valid;
+  std::function<std::string(std::string_view)> valid = nullptr;
   bool integer() const { return high > 0; }
   // Fallback that is computed from the other keys (`axis`: the only axis above 1); takes the place
   // of `fallback`. "" means that it cannot be told and the line has to give it.
