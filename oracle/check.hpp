@@ -60,6 +60,12 @@ struct Compared {
   bool exact = true;                       // every bound was 0
   int64_t compared = 0, wrong = 0;
   std::optional<Finding> finding;          // set when wrong > 0
+  bool zeros = true;                       // truth and every result are zero: nothing was asked
+  int64_t unbounded = 0;                   // elements whose allowed error is not finite
+  // The element of the worst ratio (of the first one, where all are 0), denoted index.
+  int64_t worst_at = -1;
+  int worst_rank = -1;
+  double worst_bound = 0;
 };
 // Compares local results of all ranks with the truth of one tensor: type P is summed over its axis
 // first, every copy of I and R is compared, in global coordinates. `bound` gives the allowed error
@@ -71,8 +77,11 @@ Compared compare(const Evidence&, int shot, int step, int operand, bool gradient
 // False-alarm budget of a whole run: the only number that a person picks.
 inline constexpr double false_alarm_budget = 1e-6;
 Precision precision_of(const Case&, const Declared&);
-// Allowed error of each element of a result, 0 on exact data.
+// Allowed error of each element of a result, 0 on exact data. Refers to want and gauge: they outlive
+// it. Without a feed the base shot's is meant. An empty gauge means data that are moved and not
+// computed: bound 0.
 std::function<double(int64_t)> bound_of(const Evidence&, const Operand&, bool gradient, const Whole& want, const Gauge&);
+std::function<double(int64_t)> bound_of(const Evidence&, const Feed&, const Operand&, bool gradient, const Whole& want, const Gauge&);
 Fill fill_of(const Case&);
 bool exact_data(const Evidence&, const Feed&);  // integers on a linear contract
 
