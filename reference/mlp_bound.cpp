@@ -1,0 +1,284 @@
+// Running error analysis of the MLP. Each quantity travels as (value, error): the value that exact
+// arithmetic gives and a bound on how far an implementation may be from it.
+//
+//   sum of K products   gamma_K(u) sum |a||b|, whatever the order        gamma_K = K u / (1 - K u)
+//   product             (|a| + ea)(|b| + eb) - |a||b|, then (1 + u)
+//   function            |f'| e + max|f''| e^2 / 2 + its own evaluation
+//   store               u (|v| + e) + tiny
+//   sum over p ranks    p u sum of the magnitudes: p - 1 additions and the rounding of each part
+#include <cmath>
+
+#include "reference/mlp.hpp"
+
+namespace shardproof::reference {
+namespace {
+
+// Ulps of one evaluation of erf, tanh, exp and the few operations around it. glibc documents at most
+// 2 ulps for each of them in double and float; the formulas need three operations more.
+constexpr double function_ulps = 8;
+
+struct Uncertain {
+  Values value, error;
+  size_t size() const { return value.size(); }
+  double most(size_t i) const { return std::abs(value[i]) + error[i]; }  // bound of |computed|
+};
+
+double gamma_of(double terms, double u) { return terms * u / (1 - terms * u); }
+
+// Error of a product of computed factors, with `operations` roundings.
+double product_error(double exact, double most, double operations, double u) {
+  return most - std::abs(exact) + operations * u * most;
+}
+
+Values most(const Uncertain& x) {
+  Values m(x.size());
+  for (size_t i = 0; i < m.size(); ++i) m[i] = x.most(i);
+  return m;
+}
+
+void store(Uncertain& x, const Rounding& r) {
+  for (size_t i = 0; i < x.size(); ++i) x.error[i] += r.store * x.most(i) + r.tiny;
+}
+
+// ex + gamma (|x| + ex): the error of a factor with the accumulation of its sum folded in.
+Values factor_error(const Uncertain& x, double gamma) {
+  Values e(x.size());
+  for (size_t i = 0; i < e.size(); ++i) e[i] = x.error[i] + gamma * x.most(i);
+  return e;
+}
+
+Values scaled(In x, double c) {
+  Values y = absolute(x);
+  for (double& v : y) v *= c;
+  return y;
+}
+
+// Rounding of a result that is the sum of `ranks` parts on the wire: sum |parts| <= magnitude.
+void reduce_and_round(Values& error, const Values& value, const Values& magnitude,
+                      const Rounding& r) {
+  for (size_t i = 0; i < error.size(); ++i) {
+    if (r.ranks > 1) error[i] += r.ranks * r.wire * magnitude[i];
+    error[i] += r.out * (std::abs(value[i]) + error[i]) + r.tiny;
+  }
+}
+
+// A parameter gradient: one rounding, or one for each part.
+void round_parameter(Values& error, const Values& value, const Values& magnitude,
+                     const Rounding& r) {
+  for (size_t i = 0; i < error.size(); ++i)
+    error[i] += r.out * ((r.parts ? magnitude[i] : std::abs(value[i])) + error[i]) + r.tiny;
+}
+
+Uncertain first_linear(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
+  const double gamma = gamma_of(double(s.hidden) + 1, r.accumulate);
+  Uncertain z{linear(s.first(), in.x, in.w1, in.b1),
+              linear(s.first(), scaled(in.x, gamma), absolute(in.w1), scaled(in.b1, gamma))};
+  store(z, r);
+  return z;
+}
+
+// |act(x)| <= |x| and every factor of x in it is accurate to a few u absolutely.
+double value_error(Activation a, double x, double e, double u) {
+  if (a == Activation::identity) return e;
+  return std::abs(slope(a, x)) * e + 0.5 * greatest_curvature(a) * e * e +
+         function_ulps * u * (std::abs(x) + e);
+}
+// 1 - t^2 of the tanh form loses digits that its factor x (1 + 3 a x^2) multiplies: hence the cube.
+double slope_error(Activation a, double x, double e, double u) {
+  if (a == Activation::identity) return 0;
+  const double m = std::abs(x) + e;
+  return greatest_curvature(a) * e + function_ulps * u * (1 + m + 0.14 * m * m * m);
+}
+
+Uncertain activation(const MlpShape& s, const Uncertain& z, const Rounding& r) {
+  const double u = r.accumulate;
+  Uncertain a{s.gated ? swiglu(z.value, s.ffn) : activate(s.activation, z.value), {}};
+  a.error.resize(a.size());
+  if (!s.gated) {
+    for (size_t i = 0; i < a.size(); ++i)
+      a.error[i] = value_error(s.activation, z.value[i], z.error[i], u);
+    return a;
+  }
+  const size_t f = size_t(s.ffn);
+  for (size_t i = 0; i < a.size(); ++i) {
+    const size_t gate = i / f * 2 * f + i % f, up = gate + f;
+    const double silu = std::abs(activate(Activation::silu, z.value[gate]));
+    const double e = value_error(Activation::silu, z.value[gate], z.error[gate], u);
+    a.error[i] = product_error(a.value[i], (silu + e) * z.most(up), 1, u);
+  }
+  return a;
+}
+
+Uncertain activation_backward(const MlpShape& s, const Uncertain& z, const Uncertain& da,
+                              const Rounding& r) {
+  const double u = r.accumulate;
+  Uncertain dz{s.gated ? swiglu_backward(z.value, da.value, s.ffn)
+                       : activate_backward(s.activation, z.value, da.value),
+               {}};
+  dz.error.resize(dz.size());
+  const size_t f = size_t(s.ffn);
+  for (size_t i = 0; i < da.size(); ++i) {
+    const size_t gate = s.gated ? i / f * 2 * f + i % f : i, up = gate + f;
+    const Activation a = s.gated ? Activation::silu : s.activation;
+    const double x = z.value[gate], e = z.error[gate];
+    const double steep = std::abs(slope(a, x)) + slope_error(a, x, e, u);
+    const double along = da.most(i) * steep;
+    dz.error[gate] = product_error(dz.value[gate], s.gated ? along * z.most(up) : along, 2, u);
+    if (!s.gated) continue;
+    const double silu = std::abs(activate(a, x)) + value_error(a, x, e, u);
+    dz.error[up] = product_error(dz.value[up], da.most(i) * silu, 1, u);
+  }
+  store(dz, r);
+  return dz;
+}
+
+// xhat = a / rms and the inverse of rms, row by row.
+struct Normalised {
+  Uncertain xhat, inverse;
+};
+
+Normalised normalise(const MlpShape& s, const Uncertain& a, const Rounding& r) {
+  const size_t f = size_t(s.ffn), rows = a.size() / f;
+  const double u = r.accumulate, gamma = gamma_of(double(f) + r.ranks + 2, u);
+  Normalised n{{Values(a.size()), Values(a.size())}, {Values(rows), Values(rows)}};
+  for (size_t t = 0; t < rows; ++t) {
+    double exact = s.eps, greatest = s.eps;
+    for (size_t i = t * f; i < (t + 1) * f; ++i) {
+      exact += a.value[i] * a.value[i] / double(f);
+      greatest += a.most(i) * a.most(i) / double(f);
+    }
+    // The mean square is off by at most `greatest - exact + gamma greatest`; with theta that over
+    // the exact one, 1 / sqrt(1 - theta) - 1 <= theta / (2 (1 - theta)) for theta < 1.
+    const double theta = (greatest - exact + gamma * greatest) / exact;
+    n.inverse.value[t] = 1 / std::sqrt(exact);
+    n.inverse.error[t] = theta < 1 ? n.inverse.value[t] * (theta / (2 * (1 - theta)) + 3 * u)
+                                   : 1 / std::sqrt(s.eps);
+    for (size_t i = t * f; i < (t + 1) * f; ++i) {
+      n.xhat.value[i] = a.value[i] * n.inverse.value[t];
+      n.xhat.error[i] = product_error(n.xhat.value[i], a.most(i) * n.inverse.most(t), 1, u);
+    }
+  }
+  return n;
+}
+
+Uncertain norm(const MlpShape& s, const MlpInputs& in, const Uncertain& a, const Rounding& r) {
+  const Normalised h = normalise(s, a, r);
+  Uncertain n{Values(a.size()), Values(a.size())};
+  for (size_t i = 0; i < n.size(); ++i) {
+    const double weight = in.gamma[i % size_t(s.ffn)];
+    n.value[i] = weight * h.xhat.value[i];
+    n.error[i] = product_error(n.value[i], std::abs(weight) * h.xhat.most(i), 1, r.accumulate);
+  }
+  return n;
+}
+
+struct NormBackward {
+  Uncertain da;
+  Values gamma_error;
+};
+
+// da = (t - xhat mean(t xhat)) / rms with t = gamma dn; dgamma = sum over tokens of dn xhat.
+NormBackward norm_backward(const MlpShape& s, const MlpInputs& in, const Uncertain& a,
+                           const Uncertain& dn, const Rounding& r) {
+  const size_t f = size_t(s.ffn), rows = a.size() / f;
+  const double u = r.accumulate, gamma_row = gamma_of(double(f) + r.ranks + 3, u),
+               gamma_tokens = gamma_of(double(rows) + 1, u);
+  const Normalised h = normalise(s, a, r);
+  NormBackward d{{Values(a.size()), Values(a.size())}, Values(f)};
+  Values dgamma(f), magnitude(f);
+  for (size_t t = 0; t < rows; ++t) {
+    double mean = 0, mean_most = 0;
+    for (size_t i = t * f; i < (t + 1) * f; ++i) {
+      const double weight = in.gamma[i % f], along = dn.value[i] * h.xhat.value[i],
+                   along_most = dn.most(i) * h.xhat.most(i);
+      mean += weight * along / double(f);
+      mean_most += std::abs(weight) * along_most / double(f);
+      // Errors of the terms of dgamma, and of the mean below.
+      d.gamma_error[i % f] += along_most - std::abs(along) + gamma_tokens * along_most;
+      dgamma[i % f] += along;
+      magnitude[i % f] += along_most;
+    }
+    double mean_error = gamma_row * mean_most;
+    for (size_t i = t * f; i < (t + 1) * f; ++i)
+      mean_error += std::abs(in.gamma[i % f]) / double(f) *
+                    (dn.most(i) * h.xhat.most(i) - std::abs(dn.value[i] * h.xhat.value[i]));
+    for (size_t i = t * f; i < (t + 1) * f; ++i) {
+      const double weight = std::abs(in.gamma[i % f]);
+      const double product = h.xhat.value[i] * mean,
+                   product_most = h.xhat.most(i) * (std::abs(mean) + mean_error);
+      const double inner = in.gamma[i % f] * dn.value[i] - product;
+      const double inner_error = weight * dn.error[i] + product_most - std::abs(product) +
+                                 3 * u * (weight * dn.most(i) + product_most);
+      d.da.value[i] = inner * h.inverse.value[t];
+      d.da.error[i] = product_error(d.da.value[i],
+                                    (std::abs(inner) + inner_error) * h.inverse.most(t), 1, u);
+    }
+  }
+  round_parameter(d.gamma_error, dgamma, magnitude, r);
+  return d;
+}
+
+struct Forward {
+  Uncertain z, a, n;
+};
+
+Forward until_second_linear(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
+  Forward m;
+  m.z = first_linear(s, in, r);
+  m.a = activation(s, m.z, r);
+  m.n = s.normalised ? norm(s, in, m.a, r) : m.a;
+  store(m.n, r);
+  return m;
+}
+
+}  // namespace
+
+Values mlp_bound(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
+  const Uncertain n = until_second_linear(s, in, r).n;
+  const double gamma = gamma_of(double(s.ffn) + 1, r.accumulate);
+  Values error = linear(s.second(), factor_error(n, gamma), absolute(in.w2), scaled(in.b2, gamma));
+  reduce_and_round(error, linear(s.second(), n.value, in.w2, in.b2),
+                   linear(s.second(), most(n), absolute(in.w2), absolute(in.b2)), r);
+  return error;
+}
+
+MlpGradients mlp_backward_bound(const MlpShape& s, const MlpInputs& in, In g, const Rounding& r) {
+  const Forward m = until_second_linear(s, in, r);
+  const double gamma_tokens = gamma_of(double(s.tokens) + 1, r.accumulate),
+               gamma_hidden = gamma_of(double(s.hidden), r.accumulate),
+               gamma_width = gamma_of(double(s.width()), r.accumulate);
+  const Values w1 = absolute(in.w1), w2 = absolute(in.w2), size_of_g = absolute(g);
+  MlpGradients e;
+
+  const LinearGradients second = linear_backward(s.second(), m.n.value, in.w2, g);
+  const LinearGradients second_most = linear_backward(s.second(), most(m.n), w2, size_of_g);
+  e.w2 = linear_backward(s.second(), factor_error(m.n, gamma_tokens), w2, size_of_g).w;
+  round_parameter(e.w2, second.w, second_most.w, r);
+  e.b2 = scaled(second_most.b, gamma_tokens);
+  reduce_and_round(e.b2, second.b, second_most.b, r);
+  round_parameter(e.b2, second.b, second_most.b, r);
+
+  Uncertain da{second.x, scaled(second_most.x, gamma_hidden)};
+  store(da, r);
+  if (s.normalised) {
+    NormBackward norm = norm_backward(s, in, m.a, da, r);
+    e.gamma = std::move(norm.gamma_error);
+    da = std::move(norm.da);
+  }
+  const Uncertain dz = activation_backward(s, m.z, da, r);
+
+  const Values size_of_x = absolute(in.x);
+  const LinearGradients first = linear_backward(s.first(), in.x, in.w1, dz.value);
+  const LinearGradients first_most = linear_backward(s.first(), size_of_x, w1, most(dz));
+  const LinearGradients over_tokens =
+      linear_backward(s.first(), size_of_x, w1, factor_error(dz, gamma_tokens));
+  e.w1 = over_tokens.w;
+  round_parameter(e.w1, first.w, first_most.w, r);
+  e.b1 = over_tokens.b;
+  round_parameter(e.b1, first.b, first_most.b, r);
+  e.x = linear_backward(s.first(), size_of_x, w1, factor_error(dz, gamma_width)).x;
+  reduce_and_round(e.x, first.x, first_most.x, r);
+  return e;
+}
+
+}  // namespace shardproof::reference
