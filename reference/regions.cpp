@@ -30,7 +30,8 @@ template <class Move>
 void for_block(const Array& whole, const Array& block, int dim, int64_t start, Move move) {
   const int64_t n = whole.shape[size_t(dim)], m = block.shape[size_t(dim)], k = inner(whole, dim);
   for (int64_t o = 0; o < outer(whole, dim); ++o)
-    for (int64_t i = 0; i < m * k; ++i) move(size_t((o * n + start) * k + i), size_t(o * m * k + i));
+    for (int64_t i = 0; i < m * k; ++i)
+      move(size_t((o * n + start) * k + i), size_t(o * m * k + i));
 }
 Array cut(const Array& whole, int dim, int64_t start, int64_t extent) {
   Array block = zeros_with(whole, dim, extent);

@@ -26,8 +26,8 @@ struct Array {
   std::vector<double> value;  // row-major
   bool operator==(const Array&) const = default;
 };
-using Ranks = std::vector<Array>;           // by rank
-using Extents = std::span<const int64_t>;   // of a dim, by rank
+using Ranks = std::vector<Array>;          // by rank
+using Extents = std::span<const int64_t>;  // of a dim, by rank
 
 // From a whole tensor to local values, and back to what they denote.
 Ranks copies(const Array& whole, int ranks);
@@ -35,12 +35,12 @@ Ranks blocks(const Array& whole, int dim, Extents);
 Array joined(const Ranks&, int dim);
 Array total(const Ranks&);
 
-Ranks all_reduce(const Ranks&);                              // sum on every rank
-Ranks all_gather(const Ranks&, int dim);                     // concatenation on every rank
-Ranks reduce_scatter(const Ranks&, int dim, Extents);        // own block of the sum
-Ranks own_block(const Ranks&, int dim, Extents);             // own block of the own value
-Ranks in_zeros(const Ranks&, int dim);                       // own block at its place, else 0
-Ranks first_only(const Ranks&);                              // rank 0 keeps its value, others 0
+Ranks all_reduce(const Ranks&);                        // sum on every rank
+Ranks all_gather(const Ranks&, int dim);               // concatenation on every rank
+Ranks reduce_scatter(const Ranks&, int dim, Extents);  // own block of the sum
+Ranks own_block(const Ranks&, int dim, Extents);       // own block of the own value
+Ranks in_zeros(const Ranks&, int dim);                 // own block at its place, else 0
+Ranks first_only(const Ranks&);                        // rank 0 keeps its value, others 0
 Ranks scaled(const Ranks&, double factor);
 // Shards of join_dim become shards of split_dim: rank b receives from every rank a the block b of
 // a's value along split_dim and joins what it received along join_dim.

@@ -1,4 +1,5 @@
-// The reference of the mapping family on two or three ranks with numbers that can be followed by hand.
+// The reference of the mapping family on two or three ranks with numbers that can be followed by
+// hand.
 #include "reference/regions.hpp"
 
 #include <gtest/gtest.h>
@@ -37,7 +38,9 @@ TEST(ReferenceRegions, UnevenBlocksOfTheMiddleDim) {
   EXPECT_EQ(joined(cut, 1), x);
 }
 
-TEST(ReferenceRegions, AllReduceGivesTheSumToEveryRank) { EXPECT_EQ(all_reduce(ab), (Ranks{sum, sum})); }
+TEST(ReferenceRegions, AllReduceGivesTheSumToEveryRank) {
+  EXPECT_EQ(all_reduce(ab), (Ranks{sum, sum}));
+}
 
 TEST(ReferenceRegions, AllGatherConcatenatesInRankOrder) {
   const Array rows{{4, 2}, {1, 2, 3, 4, 10, 20, 30, 40}};
@@ -64,7 +67,8 @@ TEST(ReferenceRegions, FirstOnlyKeepsTheDenotedValueOfCopies) {
 }
 
 TEST(ReferenceRegions, Scaled) {
-  EXPECT_EQ(scaled(ab, -0.5), (Ranks{{{2, 2}, {-0.5, -1, -1.5, -2}}, {{2, 2}, {-5, -10, -15, -20}}}));
+  EXPECT_EQ(scaled(ab, -0.5),
+            (Ranks{{{2, 2}, {-0.5, -1, -1.5, -2}}, {{2, 2}, {-5, -10, -15, -20}}}));
 }
 
 // Rows 0 and 1 of {1,2,3,4} on two ranks become columns: rank 0 holds 1,3 and rank 1 holds 2,4.
