@@ -1,0 +1,442 @@
+// What a rank does with a job: draw its shards, call the subject between poisoned and guarded
+// buffers, record what came out. It judges nothing.
+#include <cfenv>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "fixtures/fills.hpp"
+#include "fixtures/sharding.hpp"
+#include "oracle/comm/faults.hpp"
+#include "oracle/comm/world.hpp"
+#include "oracle/job.hpp"
+#include "oracle/registry.hpp"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace shardproof {
+namespace {
+
+// Rounding mode, flush-to-zero and exception masks: what a subject must leave as it found it.
+struct FloatEnvironment {
+  unsigned control = 0;
+  int rounding = 0;
+  static FloatEnvironment now() {
+    FloatEnvironment e;
+#if defined(__x86_64__)
+    e.control = _mm_getcsr() & ~0x3fu;  // without the sticky exception flags
+#endif
+    e.rounding = std::fegetround();
+    return e;
+  }
+  void restore() const {
+#if defined(__x86_64__)
+    _mm_setcsr(control);
+#endif
+    std::fesetround(rounding);
+  }
+  std::string difference(const FloatEnvironment& before) const {
+    std::ostringstream s;
+#if defined(__x86_64__)
+    if ((control ^ before.control) & 0x8000u) s << "flush-to-zero switched " << (control & 0x8000u ? "on" : "off") << ", ";
+    if ((control ^ before.control) & 0x0040u) s << "denormals-are-zero switched " << (control & 0x40u ? "on" : "off") << ", ";
+    if ((control ^ before.control) & 0x1f80u) s << "exception masks changed, ";
+#endif
+    if (rounding != before.rounding) s << "rounding mode changed from " << before.rounding << " to " << rounding << ", ";
+    std::string text = s.str();
+    return text.empty() ? text : text.substr(0, text.size() - 2);
+  }
+};
+
+// Floating-point state of the judged ranks: round to nearest, denormals kept.
+void set_float_environment() {
+#if defined(__x86_64__)
+  _mm_setcsr(0x1f80);
+#endif
+  std::fesetround(FE_TONEAREST);
+}
+
+struct Slot {
+  Operand operand;
+  Layout layout;  // of the value, or its dual for cotangents and gradients
+  DType dtype;
+  std::vector<int64_t> local, whole;
+  std::vector<int64_t> indices;  // local element -> whole element
+  std::string name;              // key of the random stream
+};
+
+// One forward in flight: everything that the subject may still read in its backward.
+struct Flight {
+  std::vector<Buffer> inputs, outputs;
+  std::vector<std::vector<std::byte>> snapshots;
+  std::unique_ptr<Saved> saved;
+};
+
+class RankOfCase final : public Rank {
+ public:
+  RankOfCase(const Case& line, RankState& state, Door& door) : line_(line), mesh_(line.mesh()), state_(state), door_(door) {
+    state_.mesh = &mesh_;
+  }
+  const Case& line() const override { return line_; }
+  int world_rank() const override { return state_.rank; }
+  int world_size() const override { return state_.size; }
+  const Mesh& mesh() const override { return mesh_; }
+  Stream stream() const override { return nullptr; }
+  Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
+  Communicator& along(const std::vector<Axis>& axes) override {
+    std::string label;
+    for (Axis a : axes) label += (label.empty() ? "" : ",") + std::string(name(a));
+    return communicator(mesh_.group(axes, state_.rank), label);
+  }
+  Communicator& world() override {
+    std::vector<int> all(size_t(state_.size));
+    for (int r = 0; r < state_.size; ++r) all[size_t(r)] = r;
+    return communicator(std::move(all), "world");
+  }
+  View workspace(DType dtype, std::vector<int64_t> shape) override {
+    workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
+    return workspaces_.back()->view();
+  }
+  std::vector<std::unique_ptr<Buffer>>& workspaces() { return workspaces_; }
+
+ private:
+  Communicator& communicator(std::vector<int> members, const std::string& label) {
+    auto& c = communicators_[label];
+    if (!c) {
+      Group g;
+      for (size_t i = 0; i < members.size(); ++i)
+        if (members[i] == state_.rank) g.me = int(i);
+      g.id = group_id(members);
+      g.members = std::move(members);
+      g.label = label;
+      c = std::make_unique<Communicator>(std::move(g), door_);
+    }
+    return *c;
+  }
+  const Case& line_;
+  Mesh mesh_;
+  RankState& state_;
+  Door& door_;
+  std::map<std::string, std::unique_ptr<Communicator>> communicators_;
+  std::vector<std::unique_ptr<Buffer>> workspaces_;
+};
+
+// What is under test on the line: a named control, a user's subject, or ours; and the fault on it.
+struct UnderTest {
+  std::function<std::unique_ptr<Kernel>()> make;
+  Declared declared;
+  std::string fault;
+};
+
+UnderTest under_test(const Case& line, const Registry& registry) {
+  UnderTest u;
+  u.fault = line.text("fault");
+  const std::string& control = line.text("control");
+  const Subject& healthy = registry.subject(line.contract, line.text("subject"));
+  u.make = healthy.make;
+  u.declared = healthy.declared;
+  if (!control.empty()) {
+    const Control& c = registry.control(line.contract, control);
+    if (c.make) {
+      u.make = c.make;
+      u.declared = c.declared;
+    }
+    if (!c.fault.empty()) u.fault = c.fault;
+  }
+  return u;
+}
+
+class Execution {
+ public:
+  Execution(RankHost& host, const Job& job, const Registry& registry)
+      : host_(host), job_(job), registry_(registry), line_(parse(job.line, registry)),
+        contract_(registry.contract(line_.contract)), test_(under_test(line_, registry)), state_(*host.state),
+        delays_(line_.seed(), state_, *host.door) {
+    state_.rank = host.rank;
+    state_.size = host.size;
+    state_.case_number = job.number;
+    state_.trace = host.trace;
+    Door* next = &delays_;
+    const bool faulted = !test_.fault.empty();
+    if (faulted && !fault_operator(parse_fault(test_.fault).op).call) {
+      fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
+      next = fault_.get();
+    }
+    ledger_ = std::make_unique<LedgerDoor>(state_, *next);
+    next = ledger_.get();
+    if (faulted && !fault_) {
+      fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
+      next = fault_.get();
+    }
+    rank_ = std::make_unique<RankOfCase>(line_, state_, *next);
+  }
+
+  RankRecord run() {
+    RankRecord record;
+    record.shots.resize(job_.shots.size());
+    if (host_.size != line_.world()) {
+      record.shots[0].status = ShotRecord::infrastructure;
+      record.shots[0].text = "expected a world of " + std::to_string(line_.world()) + " ranks, met one of " +
+                             std::to_string(host_.size) + "; the launcher started the wrong number of ranks";
+      return record;
+    }
+    describe_operands();
+    kernel_ = test_.make();
+    if (fault_ && parse_fault(test_.fault).op == "stale" && !prime(record.shots[0])) return record;
+    for (size_t i = 0; i < job_.shots.size(); ++i) {
+      state_.shot = uint32_t(i);
+      run_shot(job_.shots[i], record.shots[i]);
+      if (record.shots[i].status != ShotRecord::ok) break;  // the ranks are no longer in step
+    }
+    state_.phase = Phase::idle;
+    return record;
+  }
+
+ private:
+  void describe_operands() {
+    const Mesh mesh = line_.mesh();
+    for (const Operand& o : contract_.operands(line_)) {
+      const bool output = o.role == Operand::output;
+      (output ? outputs_ : inputs_).push_back(slot(o, o.layout, mesh, o.name));
+      // P of an input's gradient is not stacked anywhere on a rank: only its local shape matters.
+      (output ? cotangents_ : gradients_).push_back(slot(o, dual(o.layout), mesh, "cotangent of " + o.name));
+    }
+  }
+
+  Slot slot(const Operand& o, const Layout& layout, const Mesh& mesh, const std::string& stream) const {
+    Slot s;
+    s.operand = o;
+    s.layout = layout;
+    s.dtype = o.fixed_dtype ? o.dtype_override : line_.dtype();
+    s.local = local_shape(o.shape, layout, mesh, host_.rank);
+    s.whole = whole_shape(o.shape, layout, mesh);
+    s.indices = whole_indices(o.shape, layout, mesh, host_.rank);
+    s.name = stream;
+    return s;
+  }
+
+  // `stale` hands out what the same site returned in a run on other data.
+  bool prime(ShotRecord& failed) {
+    Shot shot = job_.shots[0];
+    for (Feed& f : shot.feeds) f.seed ^= 0x5eed5eed;
+    shot.keep_results = false;
+    shot.fault = false;
+    ShotRecord record;
+    run_shot(shot, record);
+    if (record.status != ShotRecord::ok) failed = record;
+    return record.status == ShotRecord::ok;
+  }
+
+  void run_shot(const Shot& shot, ShotRecord& record) {
+    delays_.enable(shot.delays);
+    if (fault_) {
+      fault_->new_shot();
+      fault_->priming(!shot.fault);
+    }
+    const FloatEnvironment before = FloatEnvironment::now();
+    record.status = ShotRecord::ok;
+    try {
+      std::istringstream words(shot.program);
+      std::map<int, int> last_backward = last_uses(shot.program);
+      std::string word;
+      for (int step = 0; words >> word; ++step) {
+        record.step = step;
+        const int feed = std::stoi(word.substr(1));
+        if (word[0] == 'F')
+          forward(shot, feed, step, record);
+        else
+          backward(shot, feed, step, record, last_backward[feed] == step);
+      }
+    } catch (const Rejected& e) {
+      stop(record, ShotRecord::rejected, e.what());
+    } catch (const Released& e) {
+      record.cause = e.cause;
+      stop(record, ShotRecord::released, e.what());
+    } catch (const Infrastructure& e) {
+      stop(record, ShotRecord::infrastructure, e.what());
+    } catch (const std::exception& e) {
+      stop(record, ShotRecord::threw, e.what());
+    } catch (...) {
+      stop(record, ShotRecord::threw, "something that is no std::exception");
+    }
+    const FloatEnvironment after = FloatEnvironment::now();
+    if (std::string difference = after.difference(before); !difference.empty()) {
+      record.memory.push_back({"environment", "", 1, -1, difference});
+      before.restore();
+    }
+    record.ledger = ledger_->take();
+    record.active = fault_ && fault_->active();
+    flights_.clear();
+    state_.phase = Phase::harness;
+  }
+
+  static void stop(ShotRecord& record, ShotRecord::Status status, std::string text) {
+    record.status = status;
+    record.text = std::move(text);
+  }
+
+  static std::map<int, int> last_uses(const std::string& program) {
+    std::map<int, int> last;
+    std::istringstream words(program);
+    std::string word;
+    for (int step = 0; words >> word; ++step)
+      if (word[0] == 'B') last[std::stoi(word.substr(1))] = step;
+    return last;
+  }
+
+  void forward(const Shot& shot, int feed, int step, ShotRecord& record) {
+    Flight& f = flights_[feed];
+    f = Flight{};
+    for (size_t i = 0; i < inputs_.size(); ++i)
+      f.inputs.push_back(filled(inputs_[i], int(i), shot.feeds[size_t(feed)]));
+    for (const Slot& s : outputs_) f.outputs.emplace_back(s.dtype, s.local, strides());
+    if (!initialised_) initialise(f);
+    for (const Buffer& b : f.inputs) f.snapshots.push_back(b.snapshot());
+    const auto in = views(f.inputs), out = views(f.outputs);
+    state_.phase = Phase::forward;
+    f.saved = kernel_->forward(*rank_, in, out);
+    state_.phase = Phase::harness;
+    for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
+    for (size_t i = 0; i < outputs_.size(); ++i) check_result(f.outputs[i], outputs_[i].operand.name, record);
+    check_workspaces(record);
+    for (size_t i = 0; i < outputs_.size(); ++i) keep(shot, step, int(inputs_.size() + i), false, f.outputs[i], record);
+  }
+
+  // A subject that makes its own parameters does so once, before its first forward.
+  void initialise(Flight& f) {
+    initialised_ = true;
+    std::vector<View> parameters;
+    for (size_t i = 0; i < inputs_.size(); ++i)
+      if (inputs_[i].operand.role == Operand::parameter) parameters.push_back(f.inputs[i].view());
+    state_.phase = Phase::init;
+    kernel_->init(*rank_, parameters);
+  }
+
+  void backward(const Shot& shot, int feed, int step, ShotRecord& record, bool last) {
+    auto found = flights_.find(feed);
+    if (found == flights_.end() || !found->second.saved)
+      throw std::logic_error("forward returned no saved state, but the subject declares a backward; return a Saved object "
+                             "(an empty one will do) or declare backward = false");
+    Flight& f = found->second;
+    std::vector<Buffer> cotangents;
+    std::vector<std::vector<std::byte>> snapshots;
+    for (size_t i = 0; i < cotangents_.size(); ++i) {
+      cotangents.push_back(filled(cotangents_[i], int(inputs_.size() + i), shot.feeds[size_t(feed)]));
+      snapshots.push_back(cotangents.back().snapshot());
+    }
+    std::vector<Buffer> gradients(gradients_.size());
+    std::vector<View> out(gradients_.size());
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      if (!gradients_[i].operand.gradient) continue;
+      gradients[i] = Buffer(gradients_[i].dtype, gradients_[i].local, strides());
+      out[i] = gradients[i].view();
+    }
+    const auto in = views(cotangents);
+    state_.phase = Phase::backward;
+    kernel_->backward(*rank_, *f.saved, in, out);
+    if (last) {
+      state_.phase = Phase::finish;
+      kernel_->finish(*rank_, *f.saved, out);
+    }
+    state_.phase = Phase::harness;
+    for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
+    for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name, record);
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      if (!gradients_[i].operand.gradient) continue;
+      check_result(gradients[i], "gradient of " + gradients_[i].operand.name, record);
+      keep(shot, step, int(i), true, gradients[i], record);
+    }
+    check_workspaces(record);
+    if (last) flights_.erase(feed);
+  }
+
+  Strides strides() const {
+    return line_.text("strides") == "transposed" ? Strides::transposed : Strides::contiguous;
+  }
+
+  Buffer filled(const Slot& s, int operand, const Feed& feed) const {
+    Buffer b(s.dtype, s.local, strides());
+    std::vector<double> values(s.indices.size());
+    const std::vector<double>* given = nullptr;
+    for (const auto& g : feed.given)
+      if (g.operand == operand) given = &g.value;
+    const Feed::Basis* basis = nullptr;
+    for (const auto& e : feed.basis)
+      if (e.operand == operand) basis = &e;
+    const Draw how{feed.fill, feed.seed, feed.range, s.operand.contraction};
+    for (size_t i = 0; i < values.size(); ++i) {
+      const int64_t at = s.indices[i];
+      values[i] = basis   ? double(at == basis->index)
+                  : given ? given->at(size_t(at))
+                          : draw(how, s.name, s.dtype, s.whole, at);
+    }
+    fill_from(b.view(), values);
+    return b;
+  }
+
+  static std::vector<View> views(const std::vector<Buffer>& buffers) {
+    std::vector<View> v;
+    for (const Buffer& b : buffers) v.push_back(b.view());
+    return v;
+  }
+
+  static void check_argument(const Buffer& b, const std::vector<std::byte>& snapshot, const std::string& tensor, ShotRecord& record) {
+    if (auto at = b.changed_since(snapshot))
+      record.memory.push_back({"argument", tensor, 1, *at, "an argument was written to"});
+  }
+  static void check_result(const Buffer& b, const std::string& tensor, ShotRecord& record) {
+    if (auto hole = b.unwritten(); hole.count > 0)
+      record.memory.push_back({"unwritten", tensor, hole.count, hole.first, "never written"});
+    if (auto t = b.trespass())
+      record.memory.push_back({"guard", tensor, 1, t->byte, "the guard zone " + t->where + " the tensor was written to"});
+  }
+  void check_workspaces(ShotRecord& record) {
+    for (auto& w : rank_->workspaces())
+      if (auto t = w->trespass())
+        record.memory.push_back({"workspace", "workspace", 1, t->byte, "the guard zone " + t->where + " a workspace was written to"});
+    rank_->workspaces().clear();
+  }
+
+  static void keep(const Shot& shot, int step, int operand, bool gradient, const Buffer& b, ShotRecord& record) {
+    if (!shot.keep_results) return;
+    record.results.push_back({step, operand, gradient, b.view().dtype, b.view().shape, b.bytes()});
+  }
+
+  RankHost& host_;
+  const Job& job_;
+  const Registry& registry_;
+  Case line_;
+  const Contract& contract_;
+  UnderTest test_;
+  RankState& state_;
+  DelayDoor delays_;
+  std::unique_ptr<FaultDoor> fault_;
+  std::unique_ptr<LedgerDoor> ledger_;
+  std::unique_ptr<RankOfCase> rank_;
+  std::unique_ptr<Kernel> kernel_;
+  std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
+  std::map<int, Flight> flights_;
+  bool initialised_ = false;
+};
+
+}  // namespace
+
+std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes, const Registry& registry) {
+  set_float_environment();
+  RankRecord record;
+  try {
+    const Job job = parse_job(bytes);
+    record.shots.resize(job.shots.size());
+    record = Execution(host, job, registry).run();
+  } catch (const std::exception& e) {
+    // Before the first shot: the line, the operands or the subject's constructor.
+    if (record.shots.empty()) record.shots.resize(1);
+    record.shots[0].status = ShotRecord::threw;
+    record.shots[0].text = e.what();
+  }
+  return serialize(record);
+}
+
+}  // namespace shardproof

@@ -1,0 +1,737 @@
+// The main job: cases, named controls and operators that are due, run and compared with the
+// manifest of what was due.
+#include "oracle/gate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <limits>
+#include <list>
+#include <set>
+#include <sstream>
+
+#include "oracle/comm/faults.hpp"
+#include "oracle/report.hpp"
+#include "oracle/run.hpp"
+#include "oracle/self.hpp"
+
+namespace shardproof {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool contains(const std::vector<std::string>& list, const std::string& word) {
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, at);) {
+    part.erase(0, part.find_first_not_of(' '));
+    part.erase(part.find_last_not_of(' ') + 1);
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+// A selection: a contract or family (empty: all), and key=value words that a line must hold.
+struct Pattern {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> words;
+
+  bool names(const Contract& c) const { return name.empty() || name == c.name || name == c.family; }
+  bool holds(const Case& line) const {
+    return std::all_of(words.begin(), words.end(), [&](const auto& w) { return line.has(w.first) && line.text(w.first) == w.second; });
+  }
+};
+
+std::vector<Pattern> parse_patterns(const Options& options, const Registry& registry) {
+  std::vector<Pattern> patterns;
+  std::vector<std::string> known = registry.families();
+  for (const Contract& c : registry.contracts()) known.push_back(c.name);
+  std::set<std::string> keys;
+  for (const Contract& c : registry.contracts())
+    for (const Key& k : keys_of(c)) keys.insert(k.name);
+  for (const std::string& argument : options.patterns)
+    for (const std::string& word : split(argument, ' ')) {
+      const size_t eq = word.find('=');
+      if (eq == std::string::npos) {
+        if (!contains(known, word)) {
+          const std::string close = nearest(word, known);
+          throw BadInput(fmt::format("PATTERN: expected a contract, a family or key=value, met '{}'{}; `shardproof list` names them", word,
+                                     close.empty() ? "" : ", did you mean '" + close + "'"));
+        }
+        patterns.push_back({word, {}});
+        continue;
+      }
+      const std::string key = word.substr(0, eq);
+      if (!keys.contains(key)) {
+        const std::string close = nearest(key, {keys.begin(), keys.end()});
+        throw BadInput(fmt::format("{}: no contract takes this key{}", key, close.empty() ? "" : "; did you mean '" + close + "'"));
+      }
+      if (patterns.empty()) patterns.push_back({});
+      patterns.back().words.emplace_back(key, word.substr(eq + 1));
+    }
+  if (patterns.empty()) patterns.push_back({});
+  return patterns;
+}
+
+bool selected(const std::vector<Pattern>& patterns, const Contract& c) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& p) { return p.names(c); });
+}
+bool selected(const std::vector<Pattern>& patterns, const Contract& c, const Case& line) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& p) { return p.names(c) && p.holds(line); });
+}
+
+std::string reason_unavailable(const std::string& transport, const std::string& device) {
+  const std::string name = device == "cuda" && transport != "nccl" ? "staged" : transport;
+  for (const Ability& a : abilities())
+    if (a.name == name) return a.available ? "" : a.reason;
+  return "unknown transport";
+}
+
+std::vector<std::string> transports_due(const Options& options) {
+  if (!options.transports.empty()) return options.transports;
+  if (options.tier == "smoke") return {"processes"};
+  std::vector<std::string> list{"processes"};
+  if (reason_unavailable("mpi", "host").empty()) list.push_back("mpi");
+  return list;
+}
+
+bool within(const Options& o, const Case& line) {
+  return (o.ranks.empty() || std::find(o.ranks.begin(), o.ranks.end(), line.world()) != o.ranks.end()) &&
+         (o.dtypes.empty() || contains(o.dtypes, line.text("dtype")));
+}
+
+void check_names(const Options& options) {
+  const std::vector<std::string> tiers{"smoke", "ci", "nightly"};
+  if (!contains(tiers, options.tier)) {
+    const std::string close = nearest(options.tier, tiers);
+    throw BadInput(fmt::format("--tier: expected smoke, ci or nightly, met '{}'{}", options.tier, close.empty() ? "" : "; did you mean '" + close + "'"));
+  }
+  std::vector<std::string> names;
+  for (const Ability& a : abilities()) names.push_back(a.name);
+  for (const std::string& t : options.transports)
+    if (!contains(names, t)) {
+      const std::string close = nearest(t, names);
+      throw BadInput(fmt::format("--transport: expected one of {}, met '{}'{}", fmt::join(names, " "), t, close.empty() ? "" : "; did you mean '" + close + "'"));
+    }
+  for (const std::string& d : options.devices)
+    if (d != "host" && d != "cuda") throw BadInput(fmt::format("--device: expected host or cuda, met '{}'", d));
+  for (const std::string& c : options.checks) check_named(c);
+  for (const std::string& d : options.dtypes)
+    if (!dtype_from(d)) throw BadInput(fmt::format("--dtype: expected one of f64 f32 bf16 f16, met '{}'", d));
+  for (const std::string& lane : options.require) {
+    const std::string transport = lane.substr(0, lane.find('.'));
+    const std::string rest = lane.find('.') == std::string::npos ? "" : lane.substr(lane.find('.') + 1);
+    const bool number = rest.size() > 2 && rest.starts_with("np") && rest.find_first_not_of("0123456789", 2) == std::string::npos;
+    if (!contains(names, transport) || (!rest.empty() && !number)) {
+      const std::string close = nearest(transport, names);
+      throw BadInput(fmt::format("--require: expected a lane such as processes.np4 or mpi, met '{}'{}", lane, close.empty() || close == transport ? "" : "; did you mean '" + close + "'"));
+    }
+  }
+}
+
+// The subjects of a contract that the gate judges: all that are registered, or those asked for.
+std::vector<std::string> subjects_due(const Options& options, const Registry& registry, const Contract& contract) {
+  std::vector<std::string> due;
+  for (const Subject& s : registry.subjects())
+    if (s.contract == contract.name && (options.subjects.empty() || contains(options.subjects, s.name.empty() ? "ours" : s.name)))
+      due.push_back(s.name);
+  return due;
+}
+
+void check_subjects(const Options& options, const Registry& registry) {
+  std::vector<std::string> known{"ours"};
+  for (const Subject& s : registry.subjects())
+    if (!s.name.empty()) known.push_back(s.name);
+  for (const std::string& s : options.subjects)
+    if (!contains(known, s)) {
+      const std::string close = nearest(s, known);
+      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", fmt::join(known, " "), s, close.empty() ? "" : "; did you mean '" + close + "'"));
+    }
+}
+
+bool illegal(const Contract& c, const Case& line) { return c.precondition && c.precondition(line).has_value(); }
+
+class Planner {
+ public:
+  Planner(const Options& o, const Registry& r) : options_(o), registry_(r), patterns_(parse_patterns(o, r)) {}
+
+  std::vector<Due> plan() {
+    check_names(options_);
+    check_subjects(options_, registry_);
+    if (!options_.failed.empty()) {
+      for (const std::string& line : failed_lines(options_.failed)) add_line(parse(line, registry_));
+    } else {
+      for (const Contract& c : registry_.contracts())
+        if (selected(patterns_, c)) add_contract(c);
+    }
+    if (due_.empty())
+      throw BadInput("the selection is empty: no case matches the patterns and options together; `shardproof gate --dry-run` with "
+                     "fewer of them shows what there is");
+    // Worlds live across cases of one size: fewer starts. Families stay together.
+    std::stable_sort(due_.begin(), due_.end(), [&](const Due& a, const Due& b) { return order(a) < order(b); });
+    return std::move(due_);
+  }
+
+ private:
+  std::tuple<int, std::string, int, int> order(const Due& d) const {
+    const std::string& family = registry_.contract(d.line.contract).family;
+    const auto families = registry_.families();
+    const int at = int(std::find(families.begin(), families.end(), family) - families.begin());
+    return {at, d.line.text("transport"), d.what, d.line.world()};
+  }
+
+  void add_contract(const Contract& c) {
+    for (const std::string& transport : transports_due(options_))
+      for (const std::string& subject : subjects_due(options_, registry_, c)) {
+        for (const std::string& text : c.cases(options_.tier)) add_seeds(c, text, transport, subject, false);
+        for (const std::string& text : c.illegal) add_seeds(c, text, transport, subject, true);
+      }
+    if (options_.controls) add_controls(c);
+  }
+
+  void add_seeds(const Contract& c, const std::string& text, const std::string& transport, const std::string& subject, bool refused) {
+    Case line = parse(text, registry_);
+    line.set("transport", transport);
+    if (!subject.empty()) line.set("subject", subject);
+    if (options_.devices.size() == 1) line.set("device", options_.devices[0]);
+    if (line.world() > most_ranks(transport)) return;
+    const int seeds = refused ? 1 : options_.seeds;
+    for (int i = 0; i < seeds; ++i) {
+      if (options_.seed || seeds > 1) line.set("seed", std::to_string(options_.seed.value_or(1) + uint64_t(i)));
+      add(c, line, refused);
+    }
+  }
+
+  void add(const Contract& c, const Case& line, bool refused) {
+    if (!within(options_, line) || !selected(patterns_, c, line)) return;
+    if (!seen_.insert(print_canonical(line)).second) return;
+    Due d;
+    d.line = line;
+    d.lane = lane_of(line);
+    d.illegal = refused;
+    const Declared declared = declared_of(line, registry_);
+    if (refused) {
+      if (options_.checks.empty() || contains(options_.checks, "rejection")) d.checks = {"rejection"};
+    } else {
+      d.checks = due_checks(c, line, declared, options_.checks);
+    }
+    if (!d.checks.empty()) due_.push_back(std::move(d));
+  }
+
+  void add_controls(const Contract& c) {
+    for (const std::string& transport : transports_due(options_))
+      for (const Control& control : registry_.controls()) {
+        if (control.contract != c.name) continue;
+        const auto expected = split(control.check, ',');
+        if (!options_.checks.empty() && std::none_of(expected.begin(), expected.end(), [&](const auto& e) { return contains(options_.checks, e); })) continue;
+        Case line = parse(control.witness, registry_);
+        line.set("transport", transport);
+        line.set("control", control.name);
+        if (!within(options_, line) || !selected(patterns_, c, line)) continue;
+        Due d;
+        d.what = Due::named_control;
+        d.line = line;
+        d.control = control.name;
+        d.lane = lane_of(line);
+        d.checks = expected;
+        d.illegal = illegal(c, line);
+        due_.push_back(std::move(d));
+      }
+  }
+
+  // A line of an earlier report: whatever it was there, it is here again.
+  void add_line(Case line) {
+    const Contract& c = registry_.contract(line.contract);
+    if (!line.text("control").empty()) {
+      Due d;
+      d.what = Due::named_control;
+      d.control = line.text("control");
+      d.checks = split(registry_.control(c.name, d.control).check, ',');
+      d.lane = lane_of(line);
+      d.illegal = illegal(c, line);
+      d.line = std::move(line);
+      due_.push_back(std::move(d));
+      return;
+    }
+    add(c, line, illegal(c, line));
+  }
+
+  const Options& options_;
+  const Registry& registry_;
+  std::vector<Pattern> patterns_;
+  std::vector<Due> due_;
+  std::set<std::string> seen_;
+};
+
+// ---- controls ------------------------------------------------------------------------------------
+
+// Everything that left a rank in the base shot, byte for byte.
+bool same_results(const Judged& a, const Judged& b, bool gradient) {
+  for (size_t r = 0; r < a.evidence.ranks.size(); ++r) {
+    const auto &x = a.evidence.ranks[r].shots[0], &y = b.evidence.ranks[r].shots[0];
+    if (x.status != y.status || x.results.size() != y.results.size()) return false;
+    for (size_t i = 0; i < x.results.size(); ++i)
+      if (x.results[i].gradient == gradient && x.results[i].bytes != y.results[i].bytes) return false;
+  }
+  return true;
+}
+
+bool same_traces(const Judged& a, const Judged& b) {
+  for (size_t r = 0; r < a.evidence.ranks.size(); ++r) {
+    const auto &x = a.evidence.ranks[r].shots[0], &y = b.evidence.ranks[r].shots[0];
+    if (!(x.ledger == y.ledger) || x.memory.size() != y.memory.size()) return false;
+  }
+  return true;
+}
+
+bool any_active(const Judged& j) {
+  for (const RankRecord& r : j.evidence.ranks)
+    for (const ShotRecord& s : r.shots)
+      if (s.active) return true;
+  return false;
+}
+
+const CheckResult* find(const CaseResult& result, const std::string& check) {
+  for (const CheckResult& c : result.checks)
+    if (c.check == check) return &c;
+  return nullptr;
+}
+
+bool fires(const CheckResult& c) { return c.verdict == Verdict::failed || c.verdict == Verdict::vacuous; }
+
+std::string firing(const CaseResult& result) {
+  std::string list;
+  for (const CheckResult& c : result.checks)
+    if (c.verdict != Verdict::passed && c.verdict != Verdict::skipped) list += (list.empty() ? "" : ",") + c.check;
+  return list;
+}
+
+// The weakest of the expected findings decides the margin.
+void fill_numbers(ControlResult& out, const CaseResult& broken, const CaseResult& healthy, const std::vector<std::string>& expected) {
+  out.exact = true;
+  out.margin = std::numeric_limits<double>::infinity();
+  for (const std::string& name : expected) {
+    const CheckResult* c = find(broken, name);
+    if (!c || c->findings.empty()) continue;
+    const Finding& f = c->findings.front();
+    if (out.rank < 0) {
+      out.rank = f.rank;
+      out.where = f.where;
+      out.index = f.index;
+      out.bound = f.bound;
+      out.ratio = f.ratio;
+    }
+    if (!f.numeric || f.bound == 0) continue;
+    const CheckResult* h = find(healthy, name);
+    const double base = h ? h->ratio : 0;
+    const double margin = base > 0 ? f.ratio / base : std::numeric_limits<double>::infinity();
+    if (margin < out.margin) {
+      out.margin = margin;
+      out.ratio = f.ratio;
+      out.bound = f.bound;
+    }
+    out.exact = false;
+  }
+}
+
+struct Expectation {
+  std::vector<std::string> checks, silent;
+  bool alone = false;
+};
+
+void conclude(ControlResult& out, const Judged& broken, const Judged& healthy, const Expectation& expected) {
+  out.expected_check = fmt::format("{}", fmt::join(expected.checks, ","));
+  out.caught_by = firing(broken.result);
+  const std::string twin = firing(healthy.result);
+  if (!twin.empty()) {
+    out.outcome = ControlResult::escaped;
+    out.reason = "the healthy twin does not pass " + twin + " on the same case";
+    return;
+  }
+  for (const CheckResult& c : broken.result.checks)
+    if (c.verdict == Verdict::crashed || c.verdict == Verdict::hung) {
+      out.outcome = ControlResult::wrong_check;
+      out.reason = fmt::format("{}: a crash or a hang is not a catch", name(c.verdict));
+      return;
+    }
+  std::vector<std::string> quiet;
+  for (const std::string& c : expected.checks) {
+    const CheckResult* r = find(broken.result, c);
+    if (!r || !fires(*r)) quiet.push_back(c);
+  }
+  if (!quiet.empty()) {
+    out.outcome = out.caught_by.empty() ? ControlResult::escaped : ControlResult::wrong_check;
+    out.reason = fmt::format("{} did not see it", fmt::join(quiet, ", "));
+    return;
+  }
+  for (const CheckResult& c : broken.result.checks)
+    if (fires(c) && (contains(expected.silent, c.check) || (expected.alone && !contains(expected.checks, c.check)))) {
+      out.outcome = ControlResult::wrong_check;
+      out.reason = c.check + " fires and must be silent";
+      return;
+    }
+  out.outcome = ControlResult::caught;
+  fill_numbers(out, broken.result, healthy.result, expected.checks);
+}
+
+// ---- operators -----------------------------------------------------------------------------------
+
+struct Site {
+  Phase phase;
+  std::string axis;
+  int number;
+  LedgerEntry call;  // of the first rank that makes it
+  int p;
+  auto key() const { return std::tuple(int(phase), axis, number); }
+};
+
+std::vector<Site> sites_of(const Judged& healthy) {
+  std::vector<Site> sites;
+  std::set<std::tuple<int, std::string, int>> seen;
+  for (const RankRecord& r : healthy.evidence.ranks)
+    for (const LedgerEntry& e : r.shots[0].ledger) {
+      Site s{e.phase, e.label, e.number, e, int(e.members.size())};
+      if (seen.insert(s.key()).second) sites.push_back(std::move(s));
+    }
+  return sites;
+}
+
+bool applies(const FaultOperator& op, const Site& s, bool rounding) {
+  if (std::find(op.ops.begin(), op.ops.end(), s.call.op) == op.ops.end()) return false;
+  if (!op.any_reduce && std::find(op.reduces.begin(), op.reduces.end(), s.call.reduce) == op.reduces.end()) return false;
+  if (s.p < op.smallest_p) return false;
+  if (op.needs_rounding && !rounding) return false;
+  // On rounding data a flip of a low mantissa bit is within every bound: out of scope.
+  return !(rounding && op.name == "bit_weight1");
+}
+
+// The named check of an operator at a site, from where the result differs.
+Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank, bool outputs_differ, bool gradients_differ, bool linear) {
+  Expectation e;
+  if (op.name == "own_order") return {{"replica"}, {}, false};
+  if (op.name == "arrival_order") return {{"repeat"}, {}, false};
+  if (op.kind == "in_place") return {{"memory"}, {}, false};
+  if (op.call && one_rank) return {{"lockstep"}, {}, false};
+  if (op.call) e.checks.push_back("ledger");
+  if (outputs_differ) e.checks.push_back("forward");
+  const bool backward = site.phase == Phase::backward || site.phase == Phase::finish;
+  if (gradients_differ && (backward || !outputs_differ)) e.checks.push_back("gradient");
+  if (backward && gradients_differ && linear && op.kind != "bit" && !op.call) e.checks.push_back("adjoint");
+  return e;
+}
+
+class Gate {
+ public:
+  Gate(const Options& o, const Registry& r, Progress& p) : options_(o), registry_(r), progress_(p), runner_(o, r) {}
+
+  Report run(const std::vector<Due>& due) {
+    const double begin = now();
+    report_.command = options_.command;
+    report_.program = options_.program;
+    report_.required = options_.require;
+    report_.versions = versions();
+    progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
+    report_.self = run_self(options_, registry_, due);
+    for (const Due& d : due) {
+      if (options_.fail_fast && stop_) break;
+      if (d.what == Due::healthy)
+        healthy(d);
+      else
+        control(d);
+      progress_.tick();
+    }
+    if (options_.controls && options_.failed.empty() && !(options_.fail_fast && stop_)) operators(due);
+    rerun_failures();
+    close_lanes(due);
+    compare_with_manifest(due);
+    report_.wall_seconds = now() - begin;
+    report_.complete = !(options_.fail_fast && stop_);
+    return std::move(report_);
+  }
+
+ private:
+  static int64_t count(const std::vector<Due>& due, Due::What what) {
+    return std::count_if(due.begin(), due.end(), [&](const Due& d) { return d.what == what; });
+  }
+
+  void keep(CaseResult result) {
+    for (const CheckResult& c : result.checks)
+      if (c.verdict != Verdict::passed && c.verdict != Verdict::skipped) stop_ = true;
+    progress_.done(result);
+    report_.cases.push_back(std::move(result));
+  }
+  void keep(ControlResult result) {
+    if (result.outcome == ControlResult::escaped || result.outcome == ControlResult::wrong_check) stop_ = true;
+    progress_.done(result);
+    report_.controls.push_back(std::move(result));
+  }
+
+  std::string unavailable(const Case& line) const { return reason_unavailable(line.text("transport"), line.text("device")); }
+
+  CaseResult skipped(const Due& d, const std::string& reason) const {
+    CaseResult result;
+    result.line = print(d.line);
+    result.canonical = print_canonical(d.line);
+    result.replay = "run " + result.line;
+    result.contract = d.line.contract;
+    result.family = registry_.contract(d.line.contract).family;
+    result.lane = d.lane;
+    for (const std::string& name : d.checks) {
+      CheckResult c;
+      c.check = name;
+      c.verdict = Verdict::skipped;
+      c.note = reason;
+      result.checks.push_back(std::move(c));
+    }
+    return result;
+  }
+
+  void healthy(const Due& d) {
+    if (const std::string reason = unavailable(d.line); !reason.empty()) return keep(skipped(d, reason));
+    keep(runner_.run(d.line, d.checks, d.lane).result);
+  }
+
+  // Checks that a control is shown to: what is due on its line, and those that must fire.
+  std::vector<std::string> shown(const Contract& c, const Case& line, bool is_illegal, const std::vector<std::string>& expected) const {
+    if (is_illegal) return {"rejection"};
+    const Declared declared = declared_of(line, registry_);
+    std::vector<std::string> checks;
+    for (const Check& check : all_checks())
+      if (check.due(c, line, declared) || contains(expected, check.name)) checks.push_back(check.name);
+    return checks;
+  }
+
+  // A control and its twin share a witness; twins are run once.
+  const Judged& twin(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
+    std::string key = print_canonical(line) + "|" + fmt::format("{}", fmt::join(checks, ","));
+    auto found = twins_.find(key);
+    if (found != twins_.end()) return found->second;
+    twin_lines_.push_back(line);
+    return twins_.emplace(key, runner_.run(twin_lines_.back(), checks, lane)).first->second;
+  }
+
+  void control(const Due& d) {
+    const Contract& c = registry_.contract(d.line.contract);
+    const Control& named = registry_.control(c.name, d.control);
+    if (!unavailable(d.line).empty()) return;
+    Case healthy_line = d.line;
+    healthy_line.set("control", "");
+    const auto checks = shown(c, d.line, d.illegal, d.checks);
+    const Judged& healthy = twin(healthy_line, shown(c, healthy_line, d.illegal, {}), d.lane);
+    const Judged broken = runner_.run(d.line, checks, d.lane);
+    ControlResult out;
+    out.name = named.name;
+    out.imitates = named.imitates;
+    describe(out, d.line, c, d.lane);
+    conclude(out, broken, healthy, {split(named.check, ','), split(named.silent, ','), named.alone});
+    keep(std::move(out));
+  }
+
+  void describe(ControlResult& out, const Case& line, const Contract& c, const std::string& lane) const {
+    out.family = c.family;
+    out.contract = c.name;
+    out.lane = lane;
+    out.witness = print(line);
+    out.replay = "run " + out.witness;
+  }
+
+  // Lines on which operators are tried: the contract's, or the first f64 case of 2, 3, 4 and 2x2 ranks.
+  std::vector<Case> witnesses(const Contract& c, const std::string& transport) const {
+    std::vector<Case> list;
+    if (!c.witnesses.empty()) {
+      for (const std::string& w : c.witnesses) list.push_back(parse(w, registry_));
+    } else {
+      std::set<std::string> shapes;
+      for (const std::string& text : c.cases("ci")) {
+        Case line = parse(text, registry_);
+        int axes = 0;
+        for (int a = 0; a < axis_count; ++a) axes += line.ranks(Axis(a)) > 1;
+        const std::string shape = fmt::format("{}x{}", line.world(), axes);
+        if (line.dtype() == DType::f64 && (shape == "2x1" || shape == "3x1" || shape == "4x1" || shape == "4x2") && shapes.insert(shape).second)
+          list.push_back(std::move(line));
+      }
+    }
+    for (Case& line : list) line.set("transport", transport);
+    return list;
+  }
+
+  void operators(const std::vector<Due>& due) {
+    std::vector<std::tuple<std::string, std::string, std::string>> contracts;  // contract, transport, subject
+    for (const Due& d : due) {
+      if (d.what != Due::healthy || d.illegal) continue;
+      std::tuple t(d.line.contract, d.line.text("transport"), d.line.text("subject"));
+      if (std::find(contracts.begin(), contracts.end(), t) == contracts.end()) contracts.push_back(t);
+    }
+    for (const auto& [contract, transport, subject] : contracts) {
+      if (options_.fail_fast && stop_) return;
+      if (!reason_unavailable(transport, "host").empty()) continue;
+      const bool each_site = options_.tier != "smoke" && transport == "processes";
+      operators(registry_.contract(contract), transport, subject, each_site);
+    }
+  }
+
+  void operators(const Contract& c, const std::string& transport, const std::string& subject, bool each_site) {
+    std::set<std::string> caught_kinds;  // one of each kind where not every site is due
+    for (Case line : witnesses(c, transport)) {
+      line.set("subject", subject);
+      if (!within(options_, line)) continue;
+      const Declared declared = declared_of(line, registry_);
+      if (declared.own_communication) return;  // its calls do not pass the door
+      for (const bool rounding : {false, true}) {
+        if (!rounding && fill_of(line) != Fill::integers) continue;
+        Case drawn = line;
+        if (rounding) drawn.set("fill", "normal");
+        on_witness(c, drawn, rounding, each_site, caught_kinds);
+      }
+    }
+  }
+
+  void on_witness(const Contract& c, const Case& line, bool rounding, bool each_site, std::set<std::string>& caught_kinds) {
+    const std::string lane = lane_of(line);
+    const Declared declared = declared_of(line, registry_);
+    std::vector<std::string> checks;
+    for (const std::string name : {"forward", "gradient", "adjoint", "replica", "ledger", "lockstep", "memory", "repeat"})
+      if (check_named(name).due(c, line, declared)) checks.push_back(name);
+    const Judged& healthy = twin(line, checks, lane);
+    if (!healthy.completed) return;
+    for (const FaultOperator& op : fault_operators())
+      for (const Site& site : sites_of(healthy)) {
+        // Exact data show everything but rounding; on rounding data only what needs it is run again,
+        // unless the family has no exact data.
+        if (!applies(op, site, rounding) || (rounding && c.linear && !op.needs_rounding)) continue;
+        for (const bool one_rank : {false, true}) {
+          if (one_rank && (!op.call || site.p < 2)) continue;
+          const std::string kind = op.kind + (one_rank ? "@rank" : "");
+          if (!each_site && caught_kinds.contains(kind)) continue;
+          if (operator_run(c, line, op, site, one_rank, healthy, checks, lane) == ControlResult::caught) caught_kinds.insert(kind);
+          progress_.tick();
+        }
+      }
+  }
+
+  ControlResult::Outcome operator_run(const Contract& c, const Case& line, const FaultOperator& op, const Site& site, bool one_rank,
+                                      const Judged& healthy, const std::vector<std::string>& checks, const std::string& lane) {
+    FaultSpec spec{op.name, site.phase, site.axis, site.number, one_rank ? site.call.members.back() : -1};
+    Case faulted = line;
+    faulted.set("fault", print(spec));
+    const Judged broken = runner_.run(faulted, checks, lane);
+    ControlResult out;
+    out.name = op.name;
+    out.kind = op.kind;
+    out.imitates = op.does;
+    describe(out, faulted, c, lane);
+    const bool outputs = broken.completed && !same_results(broken, healthy, false);
+    const bool gradients = broken.completed && !same_results(broken, healthy, true);
+    const Expectation expected = expectation(op, site, one_rank, outputs, gradients, c.linear && check_named("adjoint").due(c, line, declared_of(line, registry_)));
+    if (broken.completed && !any_active(broken)) {
+      out.outcome = ControlResult::equivalent;
+      out.reason = "inactive";
+    } else if (broken.completed && !outputs && !gradients && same_traces(broken, healthy) && op.name != "arrival_order") {
+      out.outcome = ControlResult::equivalent;
+      out.reason = "masked";
+    } else {
+      conclude(out, broken, healthy, expected);
+    }
+    out.expected_check = fmt::format("{}", fmt::join(expected.checks, ","));
+    keep(out);
+    return out.outcome;
+  }
+
+  // The first ten failing cases, hung ones excepted, again in a fresh world, only to call them steady.
+  void rerun_failures() {
+    int left = 10;
+    const double until = now() + 5;
+    for (CaseResult& result : report_.cases) {
+      const std::string first = firing(result);
+      if (first.empty() || left == 0 || now() > until) continue;
+      if (std::any_of(result.checks.begin(), result.checks.end(), [](const auto& c) { return c.verdict == Verdict::hung; })) continue;
+      --left;
+      const Case line = parse(result.canonical, registry_);
+      std::vector<std::string> checks;
+      for (const CheckResult& c : result.checks) checks.push_back(c.check);
+      runner_.worlds().drop(line.text("transport"));
+      result.steady_known = true;
+      result.steady = true;
+      for (int i = 0; i < 20 && result.steady && now() < until; ++i)
+        result.steady = firing(runner_.run(line, checks, result.lane).result) == first;
+    }
+  }
+
+  void close_lanes(const std::vector<Due>& due) {
+    std::vector<std::string> names;
+    for (const Due& d : due)
+      if (!contains(names, d.lane)) names.push_back(d.lane);
+    for (const std::string& lane : names) {
+      Lane l{lane, false, "no case of it ran"};
+      for (const CaseResult& r : report_.cases) {
+        if (r.lane != lane) continue;
+        if (l.reason == "no case of it ran") l = {lane, true, ""};
+        for (const CheckResult& c : r.checks)
+          if (c.verdict == Verdict::skipped) l = {lane, false, c.note};
+      }
+      report_.lanes.push_back(l);
+    }
+    for (const Ability& a : abilities())
+      if (!a.available && std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.starts_with(a.name + "."); }))
+        report_.lanes.push_back({a.name, false, a.reason});
+  }
+
+  // What was due and left no trace is untested, never passed.
+  void compare_with_manifest(const std::vector<Due>& due) {
+    if (options_.fail_fast && stop_) return;
+    std::set<std::string> ran;
+    for (const CaseResult& r : report_.cases) ran.insert(r.canonical);
+    for (const Due& d : due) {
+      if (d.what != Due::healthy || ran.contains(print_canonical(d.line))) continue;
+      CaseResult r = skipped(d, "due, and left no record");
+      for (CheckResult& c : r.checks) c.verdict = Verdict::untested;
+      report_.cases.push_back(std::move(r));
+    }
+  }
+
+  const Options& options_;
+  const Registry& registry_;
+  Progress& progress_;
+  Runner runner_;
+  Report report_;
+  std::map<std::string, Judged> twins_;
+  std::list<Case> twin_lines_;
+  bool stop_ = false;
+};
+
+}  // namespace
+
+std::vector<Due> plan_gate(const Options& options, const Registry& registry) { return Planner(options, registry).plan(); }
+
+Report run_gate(const Options& options, const Registry& registry, Progress& progress) {
+  const auto due = plan_gate(options, registry);
+  return Gate(options, registry, progress).run(due);
+}
+
+Report run_line(const Case& line, const Options& options, const Registry& registry, Progress& progress) {
+  const Contract& c = registry.contract(line.contract);
+  Due d;
+  d.line = line;
+  d.lane = lane_of(line);
+  d.illegal = illegal(c, line);
+  if (d.illegal && line.text("control").empty()) {
+    const Rejected r = *c.precondition(line);
+    throw BadInput(fmt::format("{}: {}", print(line), r.what()));
+  }
+  d.checks = d.illegal ? std::vector<std::string>{"rejection"} : due_checks(c, line, declared_of(line, registry), options.checks);
+  if (d.checks.empty())
+    throw BadInput(fmt::format("--check: none of {} is due on {}; `shardproof explain` shows which are", fmt::join(options.checks, " "), print(line)));
+  Options plain = options;
+  plain.controls = false;
+  return Gate(plain, registry, progress).run({d});
+}
+
+}  // namespace shardproof

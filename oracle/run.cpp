@@ -1,0 +1,263 @@
+// The flow of a case, written once:
+//
+//   case line -> case -> global tensors from (seed, tensor name, global index)
+//                          |-> reference: double, one process        -> truth, gauges
+//                          |-> shards by layout -> subject on p ranks -> local results, traffic
+//                                                        truth + results -> checks -> verdict
+#include "oracle/run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+
+#include "fixtures/sharding.hpp"
+
+namespace shardproof {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// The line without what the reference cannot see.
+std::string truth_key(const Case& line, const Feed& feed) {
+  std::string key = line.contract;
+  for (const auto& [k, v] : line.keys)
+    if (k != "transport" && k != "device" && k != "subject" && k != "control" && k != "fault" && k != "strides") key += ' ' + k + '=' + v;
+  key += fmt::format("|{} {} {}", int(feed.fill), feed.seed, feed.range);
+  for (const auto& b : feed.basis) key += fmt::format(" e{}:{}", b.operand, b.index);
+  for (const auto& g : feed.given) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (double v : g.value) {
+      uint64_t bits;
+      std::memcpy(&bits, &v, sizeof bits);
+      hash = (hash ^ bits) * 0x100000001b3;
+    }
+    key += fmt::format(" g{}:{:x}:{}", g.operand, hash, g.value.size());
+  }
+  return key;
+}
+
+// Whole values of an operand (or of its cotangent), as the ranks draw their shards of it.
+Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = cotangent ? dual(o.layout) : o.layout;
+  Whole w;
+  w.shape = whole_shape(o.shape, layout, e.mesh);
+  for (const auto& g : feed.given)
+    if (g.operand == operand) return {w.shape, g.value};
+  for (const auto& b : feed.basis)
+    if (b.operand == operand) {
+      w.value.assign(size_t(product(w.shape)), 0.0);
+      if (b.index >= 0) w.value[size_t(b.index)] = 1;
+      return w;
+    }
+  const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
+  w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
+  return w;
+}
+
+std::string outcome_text(const RankOutcome& o) {
+  switch (o.end) {
+    case RankOutcome::signalled: return o.text.empty() ? fmt::format("killed by signal {}", o.code) : o.text;
+    case RankOutcome::exited: return fmt::format("left the process with exit code {}", o.code);
+    case RankOutcome::hung: return "made no progress until its deadline";
+    case RankOutcome::threw: return "threw: " + o.text;
+    case RankOutcome::ended: return "ended by the parent because another rank failed";
+    case RankOutcome::finished: return "finished";
+  }
+  return "";
+}
+
+bool died(const RankOutcome& o) {
+  return o.end == RankOutcome::signalled || o.end == RankOutcome::exited || o.end == RankOutcome::hung;
+}
+
+// Every check of a case whose world did not survive it gets the same verdict and one line a rank.
+void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const std::vector<RankOutcome>& ranks) {
+  const bool hung = std::any_of(ranks.begin(), ranks.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
+  for (size_t r = 0; r < ranks.size(); ++r)
+    result.state.push_back(fmt::format("rank {:<5} {}{}", r,
+                                       died(ranks[r]) || ranks[r].end == RankOutcome::threw ? outcome_text(ranks[r]) + "; " : "",
+                                       stands(ranks[r].trace)));
+  for (const std::string& name : checks) {
+    CheckResult c;
+    c.check = name;
+    c.verdict = hung ? Verdict::hung : Verdict::crashed;
+    Finding f;
+    f.check = name;
+    for (size_t r = 0; r < ranks.size(); ++r)
+      if (died(ranks[r])) {
+        if (f.rank < 0) {
+          f.rank = int(r);
+          f.message = fmt::format("rank {} {} in {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
+        }
+        f.ranks.push_back(int(r));
+      }
+    c.findings.push_back(std::move(f));
+    result.checks.push_back(std::move(c));
+  }
+}
+
+}  // namespace
+
+std::string lane_of(const Case& line) {
+  const bool cuda = line.has("device") && line.text("device") == "cuda";
+  return (cuda && line.text("transport") != "nccl" ? "staged" : line.text("transport")) + ".np" + std::to_string(line.world());
+}
+
+std::string stands(const Trace& t) {
+  const char* verb = t.state == Trace::waiting ? "waits in" : t.state == Trace::left ? "left" : "was in";
+  if (t.calls_in_phase == 0) return fmt::format("{} {}, before its first call", verb, name(t.phase));
+  std::string group;
+  for (int i = 0; i < t.group_size; ++i) group += (i ? "," : "") + std::to_string(t.members[i]);
+  return fmt::format("{} {}, call {}: {}{}{}, {} x {}, {}{{{}}}, at {}", verb, name(t.phase), t.calls_in_phase, name(t.op),
+                     t.reduce == Reduce::none ? "" : std::string(" ") + name(t.reduce),
+                     t.op == Op::shift ? fmt::format(" {:+}", t.hop) : "", t.count, name(t.dtype), t.label, group, t.site);
+}
+
+Declared declared_of(const Case& line, const Registry& registry) {
+  const std::string& control = line.text("control");
+  if (!control.empty()) {
+    const Control& c = registry.control(line.contract, control);
+    if (c.make) return c.declared;
+  }
+  return registry.subject(line.contract, line.text("subject")).declared;
+}
+
+std::vector<std::string> due_checks(const Contract& contract, const Case& line, const Declared& declared,
+                                    const std::vector<std::string>& only) {
+  std::vector<std::string> due;
+  for (const Check& c : all_checks())
+    if (c.due(contract, line, declared) && (only.empty() || std::find(only.begin(), only.end(), c.name) != only.end()))
+      due.push_back(c.name);
+  return due;
+}
+
+Worlds::Worlds(const Options& options, const Registry& registry) : options_(options), registry_(registry) {}
+Worlds::~Worlds() = default;
+
+World& Worlds::get(const std::string& transport, int ranks) {
+  auto& [size, world] = worlds_[transport];
+  if (!world || size != ranks || !world->alive()) {
+    world.reset();
+    WorldSpec spec;
+    spec.transport = transport;
+    spec.ranks = ranks;
+    spec.deadline_scale = options_.deadline_scale;
+    spec.in_process = options_.in_process && transport == "threads";
+    spec.program = options_.program;
+    spec.mpiexec = options_.mpiexec;
+    const Registry& registry = registry_;
+    world = start_world(spec, [&registry](RankHost& host, std::span<const std::byte> job) { return execute(host, job, registry); });
+    size = ranks;
+  }
+  return *world;
+}
+
+void Worlds::drop(const std::string& transport) { worlds_.erase(transport); }
+
+void Truths::trim() {
+  if (elements_ < int64_t(1) << 23 && kept_.size() < 2048) return;
+  kept_.clear();
+  elements_ = 0;
+}
+
+const Truth& Truths::get(const Case& line, const Evidence& e, const Feed& feed) {
+  const std::string key = truth_key(line, feed);
+  if (auto found = kept_.find(key); found != kept_.end()) return *found->second;
+  auto truth = std::make_unique<Truth>();
+  const bool gauges = !exact_data(e, feed);
+  for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(whole_of(e, i, false, feed));
+  truth->outputs = e.contract->forward(line, truth->inputs, gauges ? &truth->output_gauges : nullptr);
+  if (e.declared.backward) {
+    for (int i = e.inputs; i < int(e.operands.size()); ++i) truth->cotangents.push_back(whole_of(e, i, true, feed));
+    truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents, gauges ? &truth->gradient_gauges : nullptr);
+  }
+  for (const auto* list : {&truth->inputs, &truth->outputs, &truth->cotangents, &truth->gradients})
+    for (const Whole& w : *list) elements_ += int64_t(w.value.size());
+  return *(kept_[key] = std::move(truth));
+}
+
+Runner::Runner(const Options& options, const Registry& registry)
+    : registry_(registry), worlds_(options, registry), truths_(registry) {}
+
+Evidence Runner::prepare(const Case& line, const std::vector<std::string>& checks) {
+  Evidence e;
+  e.line = &line;
+  e.contract = &registry_.contract(line.contract);
+  e.declared = declared_of(line, registry_);
+  e.mesh = line.mesh();
+  e.operands = e.contract->operands(line);
+  e.inputs = int(std::count_if(e.operands.begin(), e.operands.end(), [](const Operand& o) { return o.role != Operand::output; }));
+  Shot base;
+  base.name = "base";
+  base.program = e.declared.backward ? "F0 B0" : "F0";
+  base.feeds[0].fill = fill_of(line);
+  base.feeds[0].seed = line.seed();
+  if (base.feeds[0].fill == Fill::integers) {
+    const auto range = e.contract->integer_range ? e.contract->integer_range(line) : std::nullopt;
+    if (!range)
+      throw BadInput(fmt::format("fill: expected a case whose intermediates are exact integers in {}, met {}, whose sums are too "
+                                 "long for it; use fill=normal, smaller extents or a wider dtype",
+                                 name(line.dtype()), print(line)));
+    base.feeds[0].range = *range;
+  }
+  e.shots.push_back(std::move(base));
+  for (const std::string& name : checks)
+    if (const Check& c = check_named(name); c.plan) c.plan(e, e.shots);
+  return e;
+}
+
+Judged Runner::run(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
+  Judged j;
+  const double begin = now();
+  truths_.trim();
+  j.result.line = print(line);
+  j.result.canonical = print_canonical(line);
+  j.result.replay = "run " + j.result.line;
+  j.result.contract = line.contract;
+  j.result.family = registry_.contract(line.contract).family;
+  j.result.lane = lane;
+  j.evidence = prepare(line, checks);
+
+  Job job;
+  job.number = ++number_;
+  job.line = j.result.canonical;
+  job.shots = j.evidence.shots;
+  World& world = worlds_.get(line.text("transport"), line.world());
+  const auto outcomes = world.run(serialize(job), job.number, case_deadline_seconds);
+
+  bool whole = true;
+  for (const RankOutcome& o : outcomes) whole = whole && o.end == RankOutcome::finished;
+  if (whole) {
+    for (size_t r = 0; r < outcomes.size(); ++r) {
+      auto record = parse_record(outcomes[r].record);
+      if (!record || record->shots.size() != job.shots.size())
+        throw Infrastructure(fmt::format("rank {} handed in a record that is not whole ({} bytes) on {}", r,
+                                         outcomes[r].record.size(), j.result.line));
+      for (const ShotRecord& s : record->shots)
+        if (s.status == ShotRecord::infrastructure) throw Infrastructure(s.text);
+      j.evidence.ranks.push_back(std::move(*record));
+    }
+    j.completed = true;
+    judge(j, checks);
+  } else {
+    mark_lost(j.result, checks, outcomes);
+  }
+  j.result.seconds = now() - begin;
+  return j;
+}
+
+void Runner::judge(Judged& j, const std::vector<std::string>& checks) {
+  Evidence& e = j.evidence;
+  const Case& line = *e.line;
+  e.truth = [this, &line, &e](const Feed& feed) -> const Truth& { return truths_.get(line, e, feed); };
+  for (const std::string& name : checks) j.result.checks.push_back(check_named(name).judge(e));
+  e.truth = nullptr;  // refers to this frame
+}
+
+}  // namespace shardproof

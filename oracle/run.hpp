@@ -1,0 +1,75 @@
+// One case through the whole flow: line -> global tensors -> reference and ranks -> checks -> verdict.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oracle/check.hpp"
+#include "oracle/comm/world.hpp"
+#include "oracle/gate.hpp"
+
+namespace shardproof {
+
+// Worlds that live across cases, one a transport; a dead one is replaced at the next case.
+class Worlds {
+ public:
+  Worlds(const Options&, const Registry&);
+  ~Worlds();
+  World& get(const std::string& transport, int ranks);
+  void drop(const std::string& transport);
+  const Options& options() const { return options_; }
+
+ private:
+  const Options& options_;
+  const Registry& registry_;
+  std::map<std::string, std::pair<int, std::unique_ptr<World>>> worlds_;
+};
+
+// Reference results of the lines judged last: a control and its healthy twin share them.
+class Truths {
+ public:
+  explicit Truths(const Registry& registry) : registry_(registry) {}
+  const Truth& get(const Case&, const Evidence&, const Feed&);
+  void trim();  // between cases: a whole gate would otherwise keep every tensor that it drew
+
+ private:
+  const Registry& registry_;
+  std::map<std::string, std::unique_ptr<Truth>> kept_;
+  int64_t elements_ = 0;
+};
+
+// What one case gave: the evidence (truth included while the runner lives) and the verdicts.
+struct Judged {
+  CaseResult result;
+  Evidence evidence;
+  bool completed = false;   // every rank handed in a whole record
+};
+
+class Runner {
+ public:
+  Runner(const Options&, const Registry&);
+  // Checks by name, in report order. Throws Infrastructure.
+  Judged run(const Case&, const std::vector<std::string>& checks, const std::string& lane);
+  const Registry& registry() const { return registry_; }
+  Worlds& worlds() { return worlds_; }
+  uint32_t cases_run() const { return number_; }
+
+ private:
+  Evidence prepare(const Case&, const std::vector<std::string>& checks);
+  void judge(Judged&, const std::vector<std::string>& checks);
+  const Registry& registry_;
+  Worlds worlds_;
+  Truths truths_;
+  uint32_t number_ = 0;
+};
+
+// Checks that are due on a healthy case, narrowed by `only` where it is not empty.
+std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&, const std::vector<std::string>& only);
+// Declared properties of what the line puts under test (subject or control).
+Declared declared_of(const Case&, const Registry&);
+std::string lane_of(const Case&);
+// "rank 2     left backward after call 6; last: shift ..." a line a rank.
+std::string stands(const Trace&);
+
+}  // namespace shardproof

@@ -1,0 +1,49 @@
+// The self suite of a gate: faults planted in the judge, and the transports' own test.
+#include "oracle/self.hpp"
+
+#include <fmt/format.h>
+
+#include <Eigen/Core>
+#include <chrono>
+#include <set>
+
+#include "oracle/comm/transport_self_test.hpp"
+#include "oracle/comm/world.hpp"
+#include "oracle/run.hpp"
+
+namespace shardproof {
+
+SelfResult run_self(const Options& options, const Registry& registry, const std::vector<Due>& due) {
+  const auto begin = std::chrono::steady_clock::now();
+  SelfResult result;
+  for (const Planted& p : planted_faults()) {
+    ++result.planted;
+    const std::string wrong = p.plant();
+    if (wrong.empty())
+      ++result.named;
+    else
+      result.failures.push_back(p.name + ": " + wrong);
+  }
+  // Each transport and world size that is due, before anything is blamed on a primitive.
+  std::set<std::pair<std::string, int>> lanes;
+  for (const Due& d : due) lanes.emplace(d.line.text("transport"), d.line.world());
+  Worlds worlds(options, registry);
+  for (const auto& [transport, ranks] : lanes) {
+    if (!unavailable(transport, "host").empty()) continue;
+    const SelfTestResult t = transport_self_test(worlds.get(transport, ranks), options.tier == "nightly");
+    for (const std::string& f : t.failures) result.failures.push_back(fmt::format("transport {}.np{}: {}", transport, ranks, f));
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+std::map<std::string, std::string> versions() {
+  std::map<std::string, std::string> v;
+  v["shardproof"] = SHARDPROOF_VERSION;
+  v["compiler"] = __VERSION__;
+  v["eigen"] = fmt::format("{}.{}.{}", EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION);
+  v["fmt"] = fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
+  return v;
+}
+
+}  // namespace shardproof
