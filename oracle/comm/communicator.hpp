@@ -8,6 +8,8 @@
 #include <memory>
 #include <source_location>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "oracle/comm/door.hpp"
@@ -49,22 +51,31 @@ class Communicator {
   [[nodiscard]] Ticket start_reduce_scatter(const View& in, const View& out, Reduce = Reduce::sum, Site = Site::current());
   void wait(Ticket);
 
-  // The members cut into consecutive runs of `inner`: my run (stride 1), or, with `across`, the
-  // members at my place in every run. Kept and handed out again on the next call.
+  // The members cut into consecutive runs of `inner`: my run (label "cp/2" on "cp"), or, with
+  // `across`, the members at my place in every run ("cp%2"). Where nothing is cut off, this
+  // communicator itself. Kept and handed out again on the next call.
   Communicator& inner(int inner);
   Communicator& across(int inner);
   // Any subset that holds me, equal on all its members.
   Communicator& subgroup(std::vector<int> members_by_group_rank, const std::string& label);
 
  private:
+  struct Side;
+  struct Packed;
   struct Pending;
-  Ticket begin(const Call&, const View& in, const View& out);
   Call call(Op, Reduce, const View&, int root_or_hop, const Site&) const;
+  void run(const Call&, const Side& in, const Side& out);
+  Ticket begin(const Call&, const View& in, const View& out);
+  Ticket completed();
+  int runs_of(int inner) const;
+
   Group group_;
   Door& door_;
   Stream stream_;
+  std::unique_ptr<Packed> scratch_;  // of blocking calls
+  Ticket completed_ = 0;
   std::map<Ticket, std::unique_ptr<Pending>> pending_;
-  std::map<std::vector<int>, std::unique_ptr<Communicator>> parts_;
+  std::map<std::pair<std::string, std::vector<int>>, std::unique_ptr<Communicator>> parts_;
 };
 
 }  // namespace shardproof

@@ -29,11 +29,18 @@ std::string text(const LedgerEntry&);  // "call 2 of backward on tp{0-3}: all_re
 // the local send buffer; shift the message. One rank.
 int64_t logical_bytes(const LedgerEntry&);
 // Bytes that a ring (pairwise for all-to-all and shift) sends in total over the ranks of the group:
-// AR 2(p-1)N, RS and AG (p-1)N, all-to-all the sum off the diagonal, shift pN. Exact integers. For
-// all_to_all this is the rank's own row of the sum.
+// AR 2(p-1)N, RS and AG (p-1)N, all-to-all of equal blocks (p-1)N, shift pN, broadcast (p-1)N, with
+// N the logical payload of one rank. Exact integers, whether or not p divides N. Uneven all-to-all:
+// the sum over the ranks of row_bytes.
 int64_t ring_bytes_total(Op, int64_t payload_bytes, int ranks);
-// Bytes that rank r sends in that ring when p need not divide N elements: blocks of ceil or floor.
+// Bytes that rank r sends in that ring when p need not divide N elements: blocks of ceil or floor,
+// the larger first. They add up to ring_bytes_total, and AR = RS + AG on every rank.
 int64_t ring_bytes_of_rank(Op, int64_t elements, int64_t element_bytes, int ranks, int r);
+// all-to-all(v): bytes that the rank sends to the others, its row of the sum off the diagonal.
+int64_t row_bytes(const LedgerEntry&, int world_rank);
+
+std::string members_text(const std::vector<int>&);        // "{0-3}", "{0,2,4,6}"
+std::string site_text(const char* file, int line);        // "linear_row.cpp:41"
 
 // Where a rank stands within a case; shared by the decorators, the transport and the executor.
 struct RankState {
