@@ -1,0 +1,134 @@
+// What a run says while it runs: blocks of failures as they come, and one line of progress, drawn
+// over itself on a terminal and repeated every ten seconds elsewhere.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "oracle/report.hpp"
+#include "oracle/report_parts.hpp"
+
+namespace shardproof {
+
+using namespace telling;
+
+namespace {
+
+constexpr double redraw_seconds = 0.1, line_seconds = 10;
+constexpr int narrowest_terminal = 79;  // a wrapped line could not be drawn over
+constexpr int most_blocks = 20;         // in full; those behind them have one line each
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string duration(double s) {
+  if (s < 60) return fmt::format("{:.0f} s", s);
+  const long minutes = long(s) / 60;
+  return minutes < 60 ? fmt::format("{} min {:02} s", minutes, long(s) % 60)
+                      : fmt::format("{} h {:02} min", minutes / 60, minutes % 60);
+}
+
+bool unremarkable(const CaseResult& c) {
+  const CheckResult* first = headline(c);
+  return first && lets_pass(first->verdict);
+}
+bool unremarkable(const ControlResult& c) {
+  return !weak(c) && (c.outcome == ControlResult::caught || c.outcome == ControlResult::equivalent);
+}
+
+class TerminalProgress : public Progress {
+ public:
+  TerminalProgress(std::FILE* out, std::string program, bool terminal,
+                   std::function<double()> clock)
+      : out_(out),
+        program_(std::move(program)),
+        terminal_(terminal),
+        colour_(wants_colour(terminal)),
+        clock_(clock ? std::move(clock) : steady_seconds) {
+    start_ = last_ = clock_();
+  }
+  ~TerminalProgress() override { wipe(); }
+
+  void begin(int64_t cases, int64_t controls) override {
+    due_cases_ = cases;
+    due_controls_ = controls;
+    start_ = last_ = clock_();
+    if (terminal_) draw();
+  }
+  void done(const CaseResult& c) override {
+    cases_++;
+    tell(c);
+  }
+  void done(const ControlResult& c) override {
+    controls_++;
+    tell(c);
+  }
+  void tick() override {
+    if (clock_() - last_ < (terminal_ ? redraw_seconds : line_seconds)) return;
+    draw();
+  }
+
+ private:
+  template <class Result>
+  void tell(const Result& result) {
+    if (!unremarkable(result)) {
+      bad_++;
+      wipe();
+      std::string text = block(result, program_);
+      if (bad_ > most_blocks) text.erase(text.find('\n'));
+      text += '\n';
+      if (colour_) text = paint(text);
+      std::fputs(text.c_str(), out_);
+      std::fflush(out_);
+    }
+    tick();
+  }
+
+  std::string line() const {
+    std::string text = fmt::format("{} of {}", cases_, number_of(due_cases_, "case"));
+    if (due_controls_ > 0)
+      text += fmt::format(", {} of {}", controls_, number_of(due_controls_, "control"));
+    text += fmt::format("   {} did not pass", bad_);
+    const int64_t done = cases_ + controls_, due = due_cases_ + due_controls_;
+    if (done > 0 && due > done)
+      text +=
+          "   about " + duration((last_ - start_) / double(done) * double(due - done)) + " left";
+    return text;
+  }
+
+  void draw() {
+    last_ = clock_();
+    if (terminal_) {
+      std::fprintf(out_, "\r\033[K%.*s", narrowest_terminal, line().c_str());
+      drawn_ = true;
+    } else {
+      std::fputs(row("progress", line()).c_str(), out_);
+    }
+    std::fflush(out_);
+  }
+
+  void wipe() {
+    if (!drawn_) return;
+    std::fputs("\r\033[K", out_);
+    std::fflush(out_);
+    drawn_ = false;
+  }
+
+  std::FILE* out_;
+  std::string program_;
+  bool terminal_, colour_, drawn_ = false;
+  std::function<double()> clock_;
+  double start_ = 0, last_ = 0;
+  int64_t due_cases_ = 0, due_controls_ = 0, cases_ = 0, controls_ = 0;
+  int bad_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Progress> terminal_progress(std::FILE* out, const std::string& program,
+                                            bool is_terminal, std::function<double()> clock) {
+  return std::make_unique<TerminalProgress>(out, program, is_terminal, std::move(clock));
+}
+
+}  // namespace shardproof

@@ -1,0 +1,283 @@
+// What a person reads: the block of a failure, and the lines that close a run.
+//
+//   FAILED     linear_row tp=4 sp=on    gradient of bias
+//   at         b[0], every rank   got 12   want 3   bound 0 (integers)   7 of 7 elements, ...
+//   means      a sum that was already whole was summed again
+//   passed     forward, adjoint, ledger
+//   replay     build/shardproof run linear_row tp=4 sp=on --check gradient
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include "oracle/report.hpp"
+#include "oracle/report_parts.hpp"
+
+namespace shardproof {
+
+using namespace telling;
+
+namespace {
+
+constexpr size_t most_also = 4;  // further findings named in a block
+
+// "processes.np4" -> 4; 0 where the lane does not say.
+int world_of(const std::string& lane) {
+  const size_t at = lane.rfind(".np");
+  return at == std::string::npos ? 0 : std::atoi(lane.c_str() + at + 3);
+}
+
+std::string value_of(const std::string& line, const std::string& key) {
+  const std::string padded = " " + line + " ";
+  const size_t at = padded.find(" " + key + "=");
+  if (at == std::string::npos) return "";
+  const size_t from = at + key.size() + 2;
+  return padded.substr(from, padded.find(' ', from) - from);
+}
+
+// "gradient of b", not "gradient of gradient of b".
+std::string subject_of(const std::string& check, const Finding& f) {
+  if (f.tensor.empty() || f.tensor == check) return check;
+  return f.tensor.starts_with(check + " of ") ? f.tensor : check + " of " + f.tensor;
+}
+
+std::string ranks_of(const Finding& f, int world) {
+  if (!f.ranks.empty())
+    return world > 1 && int(f.ranks.size()) == world ? "every rank" : ranks(f.ranks);
+  return f.rank < 0 ? "" : ranks({f.rank});
+}
+
+std::string bound_of(const Finding& f, const CaseResult& c) {
+  if (f.bound != 0) return fmt::format("bound {}   ratio {}", number(f.bound), ratio(f.ratio));
+  const std::string fill = value_of(c.canonical, "fill");
+  return fill.empty() ? "bound 0" : fmt::format("bound 0 ({})", fill);
+}
+
+std::string extent_of(const Finding& f) {
+  std::string text;
+  if (f.compared > 0) text = fmt::format("{} of {}", f.wrong, number_of(f.compared, "element"));
+  if (!f.pattern.empty()) text += (text.empty() ? "" : ", ") + f.pattern;
+  return text;
+}
+
+// "b[0], every rank   got 12   want 3   bound 0 (integers)   7 of 7 elements, all x 4.000 = tp"
+std::string seen(const Finding& f, const CaseResult& c) {
+  std::vector<std::string> place, parts;
+  if (!f.where.empty()) place.push_back(f.where);
+  if (std::string r = ranks_of(f, world_of(c.lane)); !r.empty()) place.push_back(r);
+  if (!place.empty()) parts.push_back(join(place));
+  if (!f.message.empty()) parts.push_back(f.message);
+  if (f.numeric) {
+    const auto [got, want] = distinguished(f.got, f.want);
+    parts.push_back(fmt::format("got {}   want {}   {}", got, want, bound_of(f, c)));
+  }
+  if (std::string extent = extent_of(f); !extent.empty()) parts.push_back(extent);
+  return join(parts, "   ");
+}
+
+std::string upper(std::string text) {
+  for (char& c : text) c = char(std::toupper(static_cast<unsigned char>(c)));
+  return text;
+}
+
+std::string first_note(const CaseResult& c, Verdict v) {
+  for (const CheckResult& check : c.checks) {
+    if (check.verdict != v) continue;
+    if (!check.note.empty()) return check.note;
+    if (!check.findings.empty() && !check.findings[0].message.empty())
+      return check.findings[0].message;
+  }
+  return "";
+}
+
+// What stands behind the line in the first row: the check and tensor, or how a world ended.
+std::string what_happened(const CaseResult& c, const CheckResult& first) {
+  switch (first.verdict) {
+    case Verdict::failed:
+      return first.findings.empty() ? first.check : subject_of(first.check, first.findings[0]);
+    case Verdict::hung:
+    case Verdict::crashed: {
+      const std::string note = first_note(c, first.verdict);
+      return note.empty() ? first.check : note;
+    }
+    default:
+      return first.note.empty() ? first.check : first.check + ": " + first.note;
+  }
+}
+
+std::string meaning(const CaseResult& c, const CheckResult& first) {
+  for (const Finding& f : first.findings)
+    if (!f.means.empty()) return f.means;
+  for (const CheckResult& check : c.checks)
+    for (const Finding& f : check.findings)
+      if (!f.means.empty()) return f.means;
+  return "";
+}
+
+// Findings behind the first one, of this check and of others: "gradient of x: x[0,1] got ...".
+std::vector<std::string> also(const CaseResult& c, const CheckResult& first) {
+  std::vector<std::string> texts;
+  for (const CheckResult& check : c.checks) {
+    if (check.verdict != Verdict::failed) continue;
+    for (size_t i = &check == &first ? 1 : 0; i < check.findings.size(); i++)
+      texts.push_back(subject_of(check.check, check.findings[i]) + ": " +
+                      seen(check.findings[i], c));
+    if (check.findings.empty() && &check != &first)
+      texts.push_back(check.note.empty() ? check.check : check.check + ": " + check.note);
+  }
+  return texts;
+}
+
+std::string names(const CaseResult& c, Verdict v, bool with_notes) {
+  std::vector<std::string> words;
+  for (const CheckResult& check : c.checks)
+    if (check.verdict == v)
+      words.push_back(with_notes && !check.note.empty() ? check.check + " (" + check.note + ")"
+                                                        : check.check);
+  return join(words);
+}
+
+std::string rest(const CaseResult& c, const CheckResult& first) {
+  std::string text;
+  for (Verdict v : {Verdict::vacuous, Verdict::untested, Verdict::skipped, Verdict::passed}) {
+    if (v == first.verdict) continue;
+    const std::string list = names(c, v, v != Verdict::passed);
+    if (!list.empty()) text += row(name(v), list);
+  }
+  return text;
+}
+
+std::string replay_of(const CaseResult& c, const CheckResult& first, const std::string& program) {
+  std::string call = c.replay.empty() ? "run " + c.line : c.replay;
+  const size_t named = call.find(" --check ");
+  if (&first == headline(c) && named != std::string::npos) return program + " " + call;
+  return program + " " + call.substr(0, named) + " --check " + first.check;
+}
+
+std::string again(const CaseResult& c) {
+  if (!c.steady_known) return "";
+  return row("again", c.steady ? "fails in every rerun in a fresh world"
+                               : "intermittent: a rerun in a fresh world passed");
+}
+
+std::string saw(const CaseResult& c, const CheckResult& first) {
+  std::string text;
+  if (first.verdict == Verdict::failed) {
+    if (!first.findings.empty()) text += row("at", seen(first.findings[0], c));
+    if (!first.note.empty()) text += row("note", first.note);
+  }
+  const std::vector<std::string> others = also(c, first);
+  for (size_t i = 0; i < std::min(others.size(), most_also); i++) text += row("also", others[i]);
+  if (others.size() > most_also)
+    text +=
+        row("also", fmt::format("{} more findings, all in report.json", others.size() - most_also));
+  return text;
+}
+
+}  // namespace
+
+std::string block(const CaseResult& c, const std::string& program) {
+  const CheckResult* first = headline(c);
+  if (!first) return row("UNTESTED", c.line + "    no check was due");
+  return first->verdict == Verdict::passed ? passed_line(c) : block_about(c, *first, program);
+}
+
+std::string telling::block_about(const CaseResult& c, const CheckResult& first,
+                                 const std::string& program) {
+  std::string text = row(upper(name(first.verdict)), c.line + "    " + what_happened(c, first));
+  if (first.verdict == Verdict::hung || first.verdict == Verdict::crashed)
+    for (const std::string& line : c.state) text += printable(line) + '\n';
+  text += saw(c, first);
+  if (std::string m = meaning(c, first); !m.empty()) text += row("means", m);
+  text += rest(c, first) + again(c);
+  return text + row("replay", replay_of(c, first, program));
+}
+
+std::string passed_line(const CaseResult& c) {
+  std::vector<std::string> words;
+  std::string reason;
+  for (const CheckResult& check : c.checks) {
+    std::string word = check.check;
+    if (check.verdict != Verdict::passed)
+      word += std::string(" ") + name(check.verdict);
+    else if (check.ratio != 0)
+      word += " " + ratio(check.ratio);
+    else if (check.exact)
+      word += " exact";
+    if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
+    words.push_back(word);
+  }
+  const CheckResult* first = headline(c);
+  const std::string label = first ? upper(name(first->verdict)) : "UNTESTED";
+  std::string text = c.line + "    " + join(words);
+  if (!reason.empty()) text += " (" + reason + ")";
+  return row(label, text + "   " + telling::seconds(c.seconds));
+}
+
+namespace {
+
+std::string control_label(const ControlResult& c) {
+  if (weak(c)) return "WEAK";
+  return c.outcome == ControlResult::wrong_check ? "WRONG CHECK" : upper(name(c.outcome));
+}
+
+std::string control_meaning(const ControlResult& c) {
+  if (weak(c))
+    return fmt::format(
+        "margin {}, at least {} is due: the bound of this check is too wide to be "
+        "trusted here",
+        ratio(c.margin), least_margin);
+  if (c.outcome == ControlResult::escaped)
+    return "the judge does not see this bug, so its word on this contract counts for nothing";
+  if (c.outcome == ControlResult::wrong_check)
+    return "the bug was noticed, but not by the check that exists for it";
+  return "";
+}
+
+}  // namespace
+
+std::string block(const ControlResult& c, const std::string& program) {
+  std::string due = c.outcome == ControlResult::equivalent ? c.reason : "due: " + c.expected_check;
+  std::string text =
+      row(control_label(c),
+          fmt::format("{} on {}    {}", c.name, c.witness.empty() ? c.contract : c.witness, due));
+  if (!c.caught_by.empty()) text += row("caught by", c.caught_by);
+  if (!c.reason.empty() && c.outcome != ControlResult::equivalent) text += row("saw", c.reason);
+  if (c.ratio != 0 && c.outcome == ControlResult::caught)
+    text += row("at",
+                fmt::format("{}   ratio {}   bound {}", c.where, ratio(c.ratio), number(c.bound)));
+  if (!c.imitates.empty()) text += row("imitates", c.imitates);
+  if (std::string m = control_meaning(c); !m.empty()) text += row("means", m);
+  if (!c.replay.empty()) text += row("replay", program + " " + c.replay);
+  return text;
+}
+
+bool wants_colour(bool is_terminal) {
+  const char* refused = std::getenv("NO_COLOR");
+  const char* kind = std::getenv("TERM");
+  return is_terminal && !(refused && *refused) && !(kind && std::string(kind) == "dumb");
+}
+
+std::string paint(const std::string& text) {
+  static const std::vector<std::pair<std::string, const char*>> colours = {
+      {"NO JUDGEMENT", "\033[1;31m"}, {"WRONG CHECK", "\033[1;31m"}, {"UNTESTED", "\033[1;33m"},
+      {"FAILED", "\033[1;31m"},       {"HUNG", "\033[1;31m"},        {"CRASHED", "\033[1;31m"},
+      {"ESCAPED", "\033[1;31m"},      {"WEAK", "\033[1;31m"},        {"VACUOUS", "\033[1;33m"},
+      {"SKIPPED", "\033[33m"},        {"PASSED", "\033[1;32m"},      {"CAUGHT", "\033[32m"}};
+  std::string painted;
+  for (size_t from = 0; from < text.size();) {
+    const size_t end = std::min(text.find('\n', from), text.size() - 1) + 1;
+    const std::string line = text.substr(from, end - from);
+    auto word = std::find_if(colours.begin(), colours.end(),
+                             [&](auto& c) { return line.starts_with(c.first + " "); });
+    if (word == colours.end())
+      painted += line;
+    else
+      painted += word->second + word->first + "\033[0m" + line.substr(word->first.size());
+    from = end;
+  }
+  return painted;
+}
+
+}  // namespace shardproof
