@@ -1,0 +1,349 @@
+// `shardproof explain LINE`: what a line would do, computed from its contract; nothing runs.
+//
+// What a parameter owes follows from its type alone: a gradient is typed by the dual of the
+// parameter's layout, so R leaves a partial sum (P) on its axis that somebody after the backward
+// has to add up, while I and S leave nothing.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "fixtures/fills.hpp"
+#include "fixtures/sharding.hpp"
+#include "oracle/check.hpp"
+#include "oracle/comm/ledger.hpp"
+#include "oracle/command.hpp"
+#include "oracle/run.hpp"
+
+namespace shardproof {
+
+namespace {
+
+std::string row(const std::string& title, const std::string& text) {
+  return fmt::format("{:<10} {}\n", title, text);
+}
+
+// {0-3}, {0,4}: members with runs of three and more folded.
+std::string braces(const std::vector<int>& members) {
+  std::string text;
+  for (size_t i = 0; i < members.size();) {
+    size_t end = i + 1;
+    while (end < members.size() && members[end] == members[end - 1] + 1) ++end;
+    if (end - i < 3) end = i + 1;
+    if (!text.empty()) text += ',';
+    text += end - i == 1 ? std::to_string(members[i])
+                         : fmt::format("{}-{}", members[i], members[end - 1]);
+    i = end;
+  }
+  return "{" + text + "}";
+}
+
+std::string groups_text(const std::vector<std::vector<int>>& groups) {
+  constexpr size_t most = 16;
+  std::string text;
+  for (size_t i = 0; i < std::min(groups.size(), most); ++i) text += " " + braces(groups[i]);
+  if (groups.size() > most) text += fmt::format(" ... ({} groups)", groups.size());
+  return text.substr(1);
+}
+
+std::string bytes_text(int64_t bytes) {
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
+  double value = double(bytes) / 1024;
+  int unit = 0;
+  while (value >= 1024 && unit < 4) value /= 1024, ++unit;
+  return fmt::format("{:.4g} {} ({} B)", value, units[unit], bytes);
+}
+
+// Equal texts of ranks folded: "[24,12]", or "[6,8] on {0-2}, [5,8] on {3}".
+template <class TextOfRank>
+std::vector<std::pair<std::string, std::vector<int>>> folded(int world, TextOfRank text) {
+  std::vector<std::pair<std::string, std::vector<int>>> kinds;
+  for (int r = 0; r < world; ++r) {
+    std::string of_rank = text(r);
+    auto same = std::find_if(kinds.begin(), kinds.end(),
+                             [&](const auto& kind) { return kind.first == of_rank; });
+    if (same == kinds.end())
+      kinds.push_back({of_rank, {r}});
+    else
+      same->second.push_back(r);
+  }
+  return kinds;
+}
+
+bool crosses_nodes(const std::vector<std::vector<int>>& groups, int ranks_of_a_node) {
+  return std::any_of(groups.begin(), groups.end(), [&](const std::vector<int>& g) {
+    return std::any_of(g.begin(), g.end(),
+                       [&](int r) { return r / ranks_of_a_node != g[0] / ranks_of_a_node; });
+  });
+}
+
+std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
+  std::string text = row("world", fmt::format("{} rank{}, order {}", mesh.world(),
+                                              mesh.world() == 1 ? "" : "s", line.text("order")));
+  if (nodes > 0) {
+    text.pop_back();
+    text += fmt::format(", {} nodes of {}\n", nodes, mesh.world() / nodes);
+  }
+  for (Axis a : mesh.order()) {
+    if (mesh.size(a) == 1) continue;
+    auto groups = mesh.groups({a});
+    std::string where;
+    if (nodes > 0)
+      where = crosses_nodes(groups, mesh.world() / nodes) ? "   crosses nodes" : "   within a node";
+    text += row("groups", fmt::format("{:<4} {}{}", name(a), groups_text(groups), where));
+  }
+  return text;
+}
+
+const char* role_name(Operand::Role role) {
+  switch (role) {
+    case Operand::input:
+      return "input";
+    case Operand::parameter:
+      return "parameter";
+    case Operand::index:
+      return "index";
+    case Operand::output:
+      return "output";
+  }
+  return "?";
+}
+
+std::string local_shapes(const Operand& o, const Mesh& mesh) {
+  auto kinds = folded(mesh.world(),
+                      [&](int r) { return shape_text(local_shape(o.shape, o.layout, mesh, r)); });
+  if (kinds.size() == 1) return kinds[0].first;
+  std::string text;
+  for (const auto& [shape, ranks] : kinds)
+    text += fmt::format("{}{} on {}", text.empty() ? "" : ", ", shape, braces(ranks));
+  return text;
+}
+
+std::string operands_text(const std::vector<Operand>& operands, const Mesh& mesh) {
+  std::string text = row("operands", fmt::format("{:<10} {:<8} {:<14} {:<18} {}", "", "",
+                                                 "global shape", "layout", "local shape"));
+  for (const Operand& o : operands)
+    text +=
+        row("", fmt::format("{:<10} {:<8} {:<14} {:<18} {}{}", role_name(o.role), o.name,
+                            shape_text(o.shape), shardproof::text(o.layout), local_shapes(o, mesh),
+                            o.role != Operand::output && !o.gradient ? "   no gradient" : ""));
+  return text;
+}
+
+std::string gemms_text(const Contract& contract, const Case& line, bool backward) {
+  if (!contract.gemms) return "";
+  std::string text;
+  for (const auto& [products, ranks] : folded(line.world(), [&](int rank) {
+         std::string lines;
+         for (const Gemm& g : contract.gemms(line, rank))
+           if (g.backward == backward)
+             lines +=
+                 row("", fmt::format("multiply   {:<24} M={} N={} K={}", g.what, g.m, g.n, g.k));
+         return lines;
+       })) {
+    if (products.empty()) continue;
+    if (int(ranks.size()) != line.world()) text += row("", "on " + braces(ranks));
+    text += products;
+  }
+  return text;
+}
+
+// Members of a call's group through a rank; empty for groups that are no product of axes.
+std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank) {
+  std::vector<Axis> axes;
+  std::string word;
+  for (char c : (label == "world" ? "" : label) + ",") {
+    if (c != ',') {
+      word += c;
+      continue;
+    }
+    auto axis = axis_from(word);
+    if (!axis && label != "world") return {};
+    if (axis) axes.push_back(*axis);
+    word.clear();
+  }
+  return mesh.group(label == "world" ? mesh.order() : axes, rank);
+}
+
+struct Volume {
+  int64_t logical = 0, ring = 0;  // bytes of one rank; of its whole group
+  bool known = true;
+};
+
+Volume volume_of(const Traffic& t, const std::vector<int>& members) {
+  LedgerEntry entry;
+  entry.op = t.op, entry.reduce = t.reduce, entry.dtype = t.dtype, entry.count = t.count;
+  entry.label = t.label, entry.members = members;
+  if (members.empty()) return {0, 0, false};
+  Volume v;
+  v.logical = logical_bytes(entry);
+  v.ring = ring_bytes_total(t.op, v.logical, int(members.size()));
+  return v;
+}
+
+std::string call_name(const Traffic& t) {
+  std::string text = name(t.op);
+  if (t.reduce != Reduce::none) text += fmt::format(" {}", name(t.reduce));
+  if (t.op == Op::shift) text += fmt::format(" {:+}", t.hop);
+  return text;
+}
+
+// The calls of one phase on one rank, in order, and their sum.
+std::string calls_of_rank(const std::vector<Traffic>& due, bool backward, const Mesh& mesh,
+                          int rank) {
+  std::string text;
+  Volume sum;
+  int calls = 0;
+  for (const Traffic& t : due) {
+    if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
+    Volume v = volume_of(t, members_of(t.label, mesh, rank));
+    sum.logical += v.logical, sum.ring += v.ring, sum.known = sum.known && v.known;
+    text += row("", fmt::format("call {:<3} {:<20} {:<6} {} x {}{}", ++calls, call_name(t), t.label,
+                                t.count, name(t.dtype),
+                                v.known ? fmt::format("   logical {}   ring {} in its group",
+                                                      bytes_text(v.logical), bytes_text(v.ring))
+                                        : ""));
+  }
+  if (calls == 0) return row("", "no call");
+  if (!sum.known) return text;
+  return text + row("", fmt::format("{} call{} a rank, logical {} a rank", calls,
+                                    calls == 1 ? "" : "s", bytes_text(sum.logical)));
+}
+
+std::string traffic_text(const Contract& contract, const Case& line, const std::string& plan,
+                         bool backward) {
+  std::string text;
+  const Mesh mesh = line.mesh();
+  auto kinds = folded(mesh.world(), [&](int rank) {
+    return calls_of_rank(contract.traffic(line, plan, rank), backward, mesh, rank);
+  });
+  for (const auto& [calls, ranks] : kinds) {
+    if (kinds.size() > 1) text += row("", "on " + braces(ranks));
+    text += calls;
+  }
+  return text;
+}
+
+// "forward" set into the first row's empty title.
+std::string titled(const std::string& title, std::string rows) {
+  rows.replace(0, title.size(), title);
+  return rows;
+}
+
+std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh) {
+  std::string text;
+  bool parameters = false;
+  for (const Operand& o : operands) {
+    if (o.role != Operand::parameter || !o.gradient) continue;
+    parameters = true;
+    for (Axis a : mesh.order())
+      if (mesh.size(a) > 1 && placement_on(dual(o.layout), a).kind == Placement::partial)
+        text +=
+            row("owed", fmt::format("{}: the sum of its gradient over {} {}, by the training step "
+                                    "(partial there when the backward returns)",
+                                    o.name, name(a), groups_text(mesh.groups({a}))));
+  }
+  if (!parameters) return row("owed", "nothing: no parameter takes a gradient");
+  return text.empty()
+             ? row("owed", "nothing: each parameter's gradient is whole where it is stored")
+             : text;
+}
+
+// How a check's limit comes about.
+std::string tier_of(char letter, bool exact, const Declared& declared) {
+  switch (letter) {
+    case 'F':
+    case 'G':
+    case 'A':
+      return exact
+                 ? "tier E, exact: integers whose intermediates are all representable, bound 0"
+                 : "tier D, deterministic: from unit roundoffs, lengths and the reference's gauges";
+    case 'D':
+      return "finite differences: from their own truncation and round-off";
+    case 'N':
+      return declared.deterministic ? "bit for bit"
+                                    : "within the bound (declared not deterministic)";
+    case 'K':
+      return declared.leak_bitwise ? "bit for bit" : "within the bound (declared so)";
+    case 'R':
+    case 'M':
+    case 'U':
+      return "bit for bit";
+    default:
+      return "exact: no tolerance";
+  }
+}
+
+std::string checks_text(const Contract& contract, const Case& line, const Declared& declared) {
+  bool exact = contract.linear && line.text("fill") == name(Fill::integers);
+  std::vector<std::string> due = due_checks(contract, line, declared, {});
+  std::string text;
+  for (const Check& c : all_checks())
+    if (std::find(due.begin(), due.end(), c.name) != due.end())
+      text += row(text.empty() ? "checks" : "",
+                  fmt::format("{:<12} {}", c.name, tier_of(c.letter, exact, declared)));
+  return text.empty() ? row("checks", "none is due") : text;
+}
+
+std::string values_text(const Contract& contract, const Case& line) {
+  std::string text = fmt::format("fill={} seed={} dtype={}", line.text("fill"), line.text("seed"),
+                                 line.text("dtype"));
+  if (line.text("fill") == name(Fill::integers) && contract.integer_range)
+    if (auto range = contract.integer_range(line))
+      text += fmt::format(", integers of [-{0},{0}] without 0", *range);
+  return row("values", text);
+}
+
+void check_nodes(int nodes, int world) {
+  if (nodes > 0 && world % nodes != 0)
+    throw BadInput(
+        fmt::format("key 'nodes': expected a divisor of the {} ranks, met {}", world, nodes));
+}
+
+void check_world_can_be_shown(const Case& line) {
+  constexpr int most = 4096;
+  if (line.world() > most)
+    throw BadInput(fmt::format("the mesh keys: expected at most {} ranks in `explain`, met {}",
+                               most, line.world()));
+}
+
+}  // namespace
+
+void check_legal(const Case& line, const Registry& registry) {
+  const Contract& contract = registry.contract(line.contract);
+  if (contract.precondition)
+    if (auto refused = contract.precondition(line))
+      throw BadInput(fmt::format("{}: expected {}, met {}; {}", line.contract, refused->expected,
+                                 refused->met, refused->advice));
+  if (line.text("fill") == name(Fill::integers) && contract.integer_range &&
+      !contract.integer_range(line))
+    throw BadInput(
+        fmt::format("key 'fill': expected a size at which integers stay exact in {}, met {} "
+                    "without such a range; "
+                    "take smaller extents, fill=normal or a wider dtype",
+                    line.text("dtype"), line.contract));
+}
+
+std::string explain_text(const Case& line, int nodes, const Registry& registry) {
+  check_world_can_be_shown(line);
+  check_nodes(nodes, line.world());
+  check_legal(line, registry);
+  const Contract& contract = registry.contract(line.contract);
+  const Declared declared = declared_of(line, registry);
+  const Mesh mesh = line.mesh();
+  const std::vector<Operand> operands = contract.operands(line);
+  std::string text = row("line", print(line)) + row("contract", contract.summary);
+  text +=
+      mesh_text(line, mesh, nodes) + operands_text(operands, mesh) + values_text(contract, line);
+  for (bool backward : {false, true}) {
+    if (backward && !declared.backward) break;
+    text += titled(backward ? "backward" : "forward",
+                   gemms_text(contract, line, backward) +
+                       traffic_text(contract, line, declared.plan, backward));
+  }
+  return text + owed_text(operands, mesh) + checks_text(contract, line, declared);
+}
+
+}  // namespace shardproof

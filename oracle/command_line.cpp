@@ -1,0 +1,532 @@
+// The program: words of the command line -> Options and a case -> gate, run, list or explain ->
+// exit code. The only file that includes CLI11.
+//
+// CLI11 only splits the words. Every value is read here, so that each wrong one is refused in the
+// same form: one line that names the option, what was expected, what was met, what is close.
+// Nothing is written before everything that can be refused has been looked at.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <sstream>
+
+#include "oracle/check.hpp"
+#include "oracle/command.hpp"
+#include "oracle/gate.hpp"
+#include "oracle/interrupt.hpp"
+#include "oracle/report.hpp"
+#include "oracle/run.hpp"
+#include "oracle/worker.hpp"
+
+namespace shardproof {
+
+namespace {
+
+enum Exit { exit_passed = 0, exit_wrong_call = 2, exit_no_judgement = 3, exit_interrupted = 130 };
+
+// ---- speaking
+
+// A reader that left (`| head`) is no error; a full disk is.
+bool lost_output = false;
+
+void say(const std::string& text) {
+  bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if ((std::fflush(stdout) != 0 || !written) && errno != EPIPE) lost_output = true;
+}
+
+void complain(const std::string& text) {
+  std::string line = text;
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  std::fprintf(stderr, "shardproof: %s\n", line.c_str());
+}
+
+// A closed descriptor 0, 1 or 2 would be handed to the first file that is opened, and what is said
+// would be written into it.
+void open_standard_streams() {
+  for (int fd : {0, 1, 2})
+    if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY) != fd)
+      _exit(exit_no_judgement);
+}
+
+// ---- reading
+
+// What was given to each option and the words beside them, as text.
+struct Words {
+  std::map<std::string, std::vector<std::string>> values;
+  std::set<std::string> flags;
+  std::vector<std::string> plain;
+};
+
+struct OptionName {
+  const char *name, *value, *help;  // value "": a flag
+  bool list = false;
+};
+
+const OptionName checks_option = {"--check", "NAME", "only these checks", true};
+const OptionName report_option = {"--report", "DIR", "write report.json, junit.xml, summary.md"};
+const OptionName canonical_option = {"--canonical", "", "print lines with every key"};
+const OptionName in_process_option = {"--in-process", "",
+                                      "threads: in this process, for a debugger"};
+const OptionName scale_option = {"--deadline-scale", "X", "multiplies every deadline"};
+const OptionName seed_option = {"--seed", "N", "the seed of every line"};
+const OptionName mpiexec_option = {"--mpiexec", "COMMAND", "launcher of MPI ranks and its options"};
+
+const std::vector<OptionName>& gate_options() {
+  static const std::vector<OptionName> options = {
+      {"--tier", "NAME", "smoke, ci (default) or nightly"},
+      {"--ranks", "N", "only lines of these world sizes", true},
+      {"--transport", "NAME", "processes, threads, mpi, nccl, staged", true},
+      {"--device", "NAME", "host or cuda", true},
+      {"--dtype", "NAME", "only lines of these storage types", true},
+      {"--subject", "NAME", "only these implementations (ours: the default ones)", true},
+      checks_option,
+      {"--require", "LANE", "exit 3 unless this lane is proven", true},
+      report_option,
+      {"--failed", "DIR", "only what did not pass in the report there"},
+      {"--fail-fast", "", "stop at the first case that does not pass"},
+      {"--dry-run", "", "print what is due; run nothing"},
+      seed_option,
+      {"--seeds", "N", "as many seeds for each line"},
+      {"--jobs", "N", "worlds side by side"},
+      scale_option,
+      canonical_option,
+      in_process_option,
+      mpiexec_option,
+  };
+  return options;
+}
+
+const std::vector<OptionName>& run_options() {
+  static const std::vector<OptionName> options = {
+      checks_option, report_option, canonical_option, in_process_option,
+      scale_option,  seed_option,   mpiexec_option};
+  return options;
+}
+
+const std::vector<OptionName>& list_options() {
+  static const std::vector<OptionName> options = {
+      {"--table", "", "Markdown: primitives x checks, with the rank counts of tier ci"}};
+  return options;
+}
+
+struct CommandName {
+  const char *name, *words, *help;
+  const std::vector<OptionName>& options;
+};
+
+const std::vector<CommandName>& commands() {
+  static const std::vector<OptionName> none;
+  static const std::vector<CommandName> all = {
+      {"gate", "PATTERN", "judge every subject, and prove that the judge would have noticed",
+       gate_options()},
+      {"run", "LINE", "judge one case line, quoted or not", run_options()},
+      {"list", "PATTERN", "everything that can be named", list_options()},
+      {"explain", "LINE", "what a line would do, without running it", none},
+  };
+  return all;
+}
+
+std::string met(const std::string& what) { return fmt::format("met '{}'", what); }
+
+std::string close_to(const std::string& word, const std::vector<std::string>& choices) {
+  std::string close = nearest(word, choices);
+  return close.empty() ? "" : fmt::format("; did you mean '{}'?", close);
+}
+
+std::vector<std::string> command_names() {
+  std::vector<std::string> names;
+  for (const CommandName& c : commands()) names.push_back(c.name);
+  return names;
+}
+
+// Which command, or a refusal with the nearest one.
+const CommandName& command_of(const std::vector<std::string>& arguments) {
+  std::string all = fmt::format("{}", fmt::join(command_names(), ", "));
+  if (arguments.empty())
+    throw BadInput(fmt::format("command: expected one of {}, met none; --help shows them", all));
+  for (const CommandName& c : commands())
+    if (arguments[0] == c.name) return c;
+  throw BadInput(fmt::format("command: expected one of {}, {}{}", all, met(arguments[0]),
+                             close_to(arguments[0], command_names())));
+}
+
+// An option that the command does not take; `run` is told that the line says where it runs.
+void check_option(const std::string& argument, const CommandName& command) {
+  if (argument.size() < 2 || argument[0] != '-' || argument == "--help" || argument == "-h") return;
+  std::string name = argument.substr(0, argument.find('='));
+  std::vector<std::string> known = {"--help"};
+  for (const OptionName& o : command.options) known.push_back(o.name);
+  if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  std::string key = name.substr(std::min<size_t>(2, name.size()));
+  bool of_the_line = std::string(command.words) == "LINE" &&
+                     (key == "transport" || key == "device" || key == "dtype" || key == "subject");
+  std::string close =
+      of_the_line ? fmt::format("; write {}=... in the line", key) : close_to(name, known);
+  throw BadInput(fmt::format(
+      "option {}: expected an option of {}, met one that it does not take{}", name, command.name,
+      close.empty() ? fmt::format("; it takes {}", fmt::join(known, " ")) : close));
+}
+
+void add_options(CLI::App& app, const std::vector<OptionName>& options, Words& words) {
+  for (const OptionName& o : options) {
+    if (*o.value == 0) {
+      app.add_flag_callback(
+          o.name, [&words, &o] { words.flags.insert(o.name); }, o.help);
+      continue;
+    }
+    CLI::Option* option = app.add_option(o.name, words.values[o.name], o.help);
+    option->type_name(o.value)->allow_extra_args(false);
+    if (o.list) option->delimiter(',');
+  }
+}
+
+std::string usage() {
+  std::string text = "usage: shardproof COMMAND ...\n\n";
+  for (const CommandName& c : commands())
+    text += fmt::format("  {:<8} {:<14} {}\n", c.name, fmt::format("[{} ...]", c.words), c.help);
+  return text +
+         "\n  shardproof COMMAND --help shows the options of a command\n"
+         "\nexit  0 passed   1 a subject failed   2 wrong call   3 no judgement   130 "
+         "interrupted\n";
+}
+
+bool asks_for_help(const std::string& word) {
+  return word == "--help" || word == "-h" || word == "help";
+}
+
+// The words of a command; false: help was asked for and given.
+bool read_words(const CommandName& command, std::vector<std::string> arguments, Words& words) {
+  for (const std::string& a : arguments) check_option(a, command);
+  CLI::App app(command.help, fmt::format("shardproof {}", command.name));
+  app.add_option(command.words, words.plain)->type_name("");
+  add_options(app, command.options, words);
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::CallForHelp&) {
+    say(app.help());
+    return false;
+  } catch (const CLI::ParseError& e) {
+    throw BadInput(fmt::format("{}: {}; `shardproof {} --help` shows the options", command.name,
+                               e.what(), command.name));
+  }
+  return true;
+}
+
+// ---- values of options
+
+[[noreturn]] void refuse(const std::string& option, const std::string& expected,
+                         const std::string& value) {
+  throw BadInput(fmt::format("{}: expected {}, {}", option, expected, met(value)));
+}
+
+// The one value of an option; null where it was not given.
+const std::string* single(const Words& words, const std::string& option) {
+  auto found = words.values.find(option);
+  if (found == words.values.end() || found->second.empty()) return nullptr;
+  if (found->second.size() > 1)
+    throw BadInput(fmt::format("{}: expected once, met {} times ({}); leave one", option,
+                               found->second.size(), fmt::join(found->second, ", ")));
+  if (found->second[0].empty()) refuse(option, "a value", "");
+  return &found->second[0];
+}
+
+std::vector<std::string> several(const Words& words, const std::string& option) {
+  auto found = words.values.find(option);
+  if (found == words.values.end()) return {};
+  for (const std::string& value : found->second)
+    if (value.empty()) refuse(option, "names with a comma between them", "an empty one");
+  return found->second;
+}
+
+int64_t integer(const std::string& option, const std::string& value, int64_t low, int64_t high) {
+  int64_t number = 0;
+  auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc{} || end != value.data() + value.size() || number < low || number > high)
+    refuse(option, fmt::format("an integer from {} to {}", low, high), value);
+  return number;
+}
+
+int single_integer(const Words& words, const std::string& option, int fallback, int high) {
+  const std::string* value = single(words, option);
+  return value ? int(integer(option, *value, 1, high)) : fallback;
+}
+
+std::optional<uint64_t> seed_of(const Words& words) {
+  const std::string* value = single(words, "--seed");
+  if (!value) return std::nullopt;
+  uint64_t seed = 0;
+  auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), seed);
+  if (error != std::errc{} || end != value->data() + value->size())
+    refuse("--seed", "an integer from 0 to 18446744073709551615", *value);
+  return seed;
+}
+
+double scale_of(const Words& words) {
+  const std::string* value = single(words, "--deadline-scale");
+  if (!value) return 1;
+  double scale = 0;
+  auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), scale);
+  bool whole = error == std::errc{} && end == value->data() + value->size();
+  if (!(whole && scale >= 1e-3 && scale <= 1e3))
+    refuse("--deadline-scale", "a number from 0.001 to 1000", *value);
+  return scale;
+}
+
+std::string text_of(const Words& words, const std::string& option) {
+  const std::string* value = single(words, option);
+  return value ? *value : "";
+}
+
+std::string shell_word(const std::string& word) {
+  if (!word.empty() && word.find_first_of(" \t\n'\"\\$`*?[]{}()<>|&;#~") == std::string::npos)
+    return word;
+  std::string quoted = "'";
+  for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string command_text(int argc, char** argv) {
+  std::vector<std::string> words;
+  for (int i = 0; i < argc; ++i) words.push_back(shell_word(argv[i]));
+  return fmt::format("{}", fmt::join(words, " "));
+}
+
+void check_dtypes(const std::vector<std::string>& names) {
+  const std::vector<std::string> known = {"f64", "f32", "bf16", "f16"};
+  for (const std::string& d : names) {
+    if (std::find(known.begin(), known.end(), d) != known.end()) continue;
+    bool reserved = d == "e4m3" || d == "e5m2";
+    throw BadInput(
+        fmt::format("--dtype: expected one of {}, {}{}", fmt::join(known, " "), met(d),
+                    reserved ? ", which is reserved and not there yet" : close_to(d, known)));
+  }
+}
+
+Options options_of(const Words& words, int argc, char** argv) {
+  Options o;
+  if (const std::string* tier = single(words, "--tier")) o.tier = *tier;
+  for (const std::string& ranks : several(words, "--ranks"))
+    o.ranks.push_back(int(integer("--ranks", ranks, 1, 1 << 20)));
+  o.transports = several(words, "--transport");
+  o.devices = several(words, "--device");
+  o.dtypes = several(words, "--dtype");
+  o.subjects = several(words, "--subject");
+  o.checks = several(words, "--check");
+  o.require = several(words, "--require");
+  o.report = text_of(words, "--report");
+  o.failed = text_of(words, "--failed");
+  o.fail_fast = words.flags.contains("--fail-fast");
+  o.dry_run = words.flags.contains("--dry-run");
+  o.canonical = words.flags.contains("--canonical");
+  o.in_process = words.flags.contains("--in-process");
+  o.seed = seed_of(words);
+  o.seeds = single_integer(words, "--seeds", 1, 1'000'000);
+  o.jobs = single_integer(words, "--jobs", 1, 1024);
+  o.deadline_scale = scale_of(words);
+  o.mpiexec = text_of(words, "--mpiexec");
+  o.program = argv[0];
+  o.command = command_text(argc, argv);
+  check_dtypes(o.dtypes);
+  for (const std::string& check : o.checks) check_named(check);
+  return o;
+}
+
+// ---- gate and run
+
+std::string coloured(const std::string& text) {
+  return wants_colour(isatty(STDOUT_FILENO)) ? paint(text) : text;
+}
+
+std::string ended_with_newline(std::string text) {
+  if (!text.empty() && text.back() != '\n') text += '\n';
+  return text;
+}
+
+// The report is written whatever the verdict is; one that cannot be leaves no judgement.
+int concluded(Report report, const Options& options) {
+  if (interrupted()) report.complete = false;
+  int code = interrupted() ? int(exit_interrupted) : exit_code(report);
+  if (options.report.empty()) return code;
+  try {
+    write_report(report, options.report);
+  } catch (const Infrastructure& e) {
+    complain(e.what());
+    if (code != exit_interrupted) code = exit_no_judgement;
+  }
+  return code;
+}
+
+int dry_run(const Options& options, const Registry& registry) {
+  int64_t cases = 0, checks = 0, controls = 0;
+  std::string text;
+  for (const Due& d : plan_gate(options, registry)) {
+    bool healthy = d.what == Due::healthy;
+    (healthy ? cases : controls) += 1;
+    if (healthy) checks += int64_t(d.checks.size());
+    text += fmt::format("{:<8} {}   {} {}\n", healthy ? "case" : "control",
+                        options.canonical ? print_canonical(d.line) : print(d.line),
+                        healthy ? "asks" : "must be caught by", fmt::join(d.checks, ", "));
+  }
+  say(text + fmt::format("due      {} cases with {} checks, {} named controls; nothing was run\n",
+                         cases, checks, controls));
+  return exit_passed;
+}
+
+int gate(const Words& words, const Registry& registry, int argc, char** argv) {
+  Options options = options_of(words, argc, argv);
+  options.patterns = words.plain;
+  if (options.dry_run) return dry_run(options, registry);
+  if (!options.report.empty()) {
+    plan_gate(options, registry);  // what it refuses leaves no folder behind
+    check_report_folder(options.report);
+  }
+  catch_interrupts();
+  auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
+  Report report = run_gate(options, registry, *progress);
+  progress.reset();
+  if (interrupted()) report.complete = false;
+  say(coloured(ended_with_newline(closing(report))));
+  return concluded(std::move(report), options);
+}
+
+std::vector<std::string> words_of_line(const Words& words) {
+  std::istringstream all(fmt::format("{}", fmt::join(words.plain, " ")));
+  return {std::istream_iterator<std::string>(all), {}};
+}
+
+// Everything that a run of the line would refuse.
+void check_runnable(const Case& line, const Options& options, const Registry& registry) {
+  check_world(line);
+  if (options.in_process && line.text("transport") != "threads")
+    throw BadInput(
+        fmt::format("--in-process: expected transport=threads in the line, met transport={}",
+                    line.text("transport")));
+  if (!line.text("control").empty()) return;  // a twin may be about lines that are refused
+  check_legal(line, registry);
+  const Contract& contract = registry.contract(line.contract);
+  if (due_checks(contract, line, declared_of(line, registry), options.checks).empty())
+    throw BadInput(
+        fmt::format("--check: expected a check that is due on the line, met {}; `explain` "
+                    "shows which are",
+                    fmt::join(options.checks, ", ")));
+}
+
+bool lets_pass(const CaseResult& c) {
+  return std::all_of(c.checks.begin(), c.checks.end(), [](const CheckResult& check) {
+    return check.verdict == Verdict::passed || check.verdict == Verdict::skipped;
+  });
+}
+
+int run(const Words& words, const Registry& registry, int argc, char** argv) {
+  Options options = options_of(words, argc, argv);
+  Case line = parse_words(words_of_line(words), registry);
+  if (options.seed) line.set("seed", std::to_string(*options.seed));
+  check_runnable(line, options, registry);
+  if (!options.report.empty()) check_report_folder(options.report);
+  if (options.canonical) say(print_canonical(line) + "\n");
+  catch_interrupts();
+  auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
+  Report report = run_line(line, options, registry, *progress);
+  progress.reset();
+  for (const CaseResult& c : report.cases)
+    if (lets_pass(c)) say(coloured(ended_with_newline(passed_line(c))));
+  for (const std::string& reason : no_judgement(report))
+    say(coloured(fmt::format("NO JUDGEMENT {}\n", reason)));
+  return concluded(std::move(report), options);
+}
+
+// ---- list and explain
+
+int list(const Words& words, const Registry& registry) {
+  if (words.plain.size() > 1)
+    throw BadInput(fmt::format("list: expected at most one PATTERN, met {} ({})",
+                               words.plain.size(), fmt::join(words.plain, " ")));
+  std::string pattern = words.plain.empty() ? "" : words.plain[0];
+  say(words.flags.contains("--table") ? list_table(registry, pattern)
+                                      : list_text(registry, pattern));
+  return exit_passed;
+}
+
+// nodes=N is no key of a case: where ranks are placed changes no value. It is taken out here.
+int take_nodes(std::vector<std::string>& line) {
+  int nodes = 0;
+  std::vector<std::string> rest;
+  for (const std::string& word : line) {
+    if (!word.starts_with("nodes=")) {
+      rest.push_back(word);
+      continue;
+    }
+    if (nodes > 0) throw BadInput("key 'nodes': expected once, met twice; leave one out");
+    nodes = int(parse_integer("nodes", word.substr(6), 1, 4096));
+  }
+  line = rest;
+  return nodes;
+}
+
+int explain(const Words& words, const Registry& registry) {
+  std::vector<std::string> line = words_of_line(words);
+  int nodes = take_nodes(line);
+  say(explain_text(parse_words(line, registry), nodes, registry));
+  return exit_passed;
+}
+
+int worker(int argc, char** argv, const Registry& registry) {
+  if (!worker_main())
+    throw Infrastructure(
+        "--worker: expected a build with a transport that starts programs (MPI), met "
+        "one without; configure with SHARDPROOF_MPI=ON");
+  return worker_main()(argc, argv, registry);
+}
+
+int obey(int argc, char** argv, const Registry& registry) {
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  if (!arguments.empty() && arguments[0] == "--worker") return worker(argc, argv, registry);
+  if (!arguments.empty() && asks_for_help(arguments[0])) {
+    say(usage());
+    return exit_passed;
+  }
+  const CommandName& command = command_of(arguments);
+  arguments.erase(arguments.begin());
+  Words words;
+  if (!read_words(command, arguments, words)) return exit_passed;
+  std::string name = command.name;
+  if (name == "gate") return gate(words, registry, argc, argv);
+  if (name == "run") return run(words, registry, argc, argv);
+  if (name == "list") return list(words, registry);
+  return explain(words, registry);
+}
+
+}  // namespace
+
+int main(int argc, char** argv, Registry registry) {
+  open_standard_streams();
+  std::signal(SIGPIPE, SIG_IGN);
+  int code = exit_no_judgement;
+  try {
+    code = obey(argc, argv, registry);
+  } catch (const BadInput& e) {
+    complain(e.what());
+    return exit_wrong_call;
+  } catch (const Rejected& e) {
+    complain(e.what());
+    return exit_wrong_call;
+  } catch (const std::exception& e) {
+    complain(fmt::format("no judgement: {}", e.what()));
+    return interrupted() ? exit_interrupted : exit_no_judgement;
+  }
+  if (lost_output) {
+    complain("standard output: expected to be writable, met an error; what was said is not whole");
+    if (code != exit_interrupted) code = exit_no_judgement;
+  }
+  return code;
+}
+
+}  // namespace shardproof

@@ -1,0 +1,186 @@
+// `shardproof list [PATTERN] [--table]`: everything that can be named, from the registry alone.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "oracle/check.hpp"
+#include "oracle/comm/faults.hpp"
+#include "oracle/comm/world.hpp"
+#include "oracle/command.hpp"
+#include "oracle/gate.hpp"
+#include "oracle/run.hpp"
+
+namespace shardproof {
+
+namespace {
+
+bool holds(const std::string& name, const std::string& pattern) {
+  return name.find(pattern) != std::string::npos;
+}
+
+// A section is its title and its entries; without an entry it is not printed.
+std::string section(const char* title, const std::string& entries) {
+  return entries.empty() ? "" : fmt::format("{}\n{}\n", title, entries);
+}
+
+std::string key_text(const Key& key) {
+  std::string fallback = key.derive ? "(from the mesh)" : key.fallback;
+  if (key.integer()) return fmt::format("{}={} ({}..{})", key.name, fallback, key.low, key.high);
+  if (key.choices.empty()) return fmt::format("{}={}", key.name, fallback);
+  return fmt::format("{}={} ({})", key.name, fallback, fmt::join(key.choices, "|"));
+}
+
+std::string keys_text(const std::vector<Key>& keys) {
+  std::string text;
+  for (const Key& key : keys) text += fmt::format("    {:<44} {}\n", key_text(key), key.help);
+  return text;
+}
+
+std::string subjects_text(const Registry& registry, const std::string& contract) {
+  std::vector<std::string> names;
+  for (const Subject& s : registry.subjects())
+    if (s.contract == contract) names.push_back(s.name.empty() ? "ours" : s.name);
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, " "));
+}
+
+std::string controls_text(const Registry& registry, const std::string& contract) {
+  std::string text;
+  for (const Control& c : registry.controls())
+    if (c.contract == contract)
+      text += fmt::format("    control={:<36} {}: {}\n", c.name, c.check, c.imitates);
+  return text;
+}
+
+bool named(const Registry& registry, const Contract& c, const std::string& pattern) {
+  auto of_contract = [&](const auto& all) {
+    return std::any_of(all.begin(), all.end(), [&](const auto& one) {
+      return one.contract == c.name && !one.name.empty() && holds(one.name, pattern);
+    });
+  };
+  return holds(c.name, pattern) || holds(c.family, pattern) || of_contract(registry.subjects()) ||
+         of_contract(registry.controls());
+}
+
+std::string families(const Registry& registry, const std::string& pattern) {
+  std::string text;
+  for (const std::string& family : registry.families()) {
+    if (!holds(family, pattern)) continue;
+    const auto& all = registry.contracts();
+    auto count =
+        std::count_if(all.begin(), all.end(), [&](const auto& c) { return c.family == family; });
+    text += fmt::format("  {:<18} {} contract{}\n", family, count, count == 1 ? "" : "s");
+  }
+  return text;
+}
+
+std::string contracts(const Registry& registry, const std::string& pattern) {
+  std::string text;
+  for (const Contract& c : registry.contracts()) {
+    if (!named(registry, c, pattern)) continue;
+    text += fmt::format("  {}\n    {}{}\n", c.name, c.summary, c.linear ? " (linear)" : "");
+    text += fmt::format("    subjects: {}\n", subjects_text(registry, c.name));
+    text += keys_text(c.keys) + controls_text(registry, c.name);
+  }
+  return text;
+}
+
+// The keys that every contract takes, as a linear one has them (fill=integers; else normal).
+std::string common_keys(const std::string& pattern) {
+  Contract none;
+  none.linear = true;
+  std::vector<Key> keys = keys_of(none);
+  std::erase_if(keys, [&](const Key& key) { return !holds(key.name, pattern); });
+  return keys_text(keys);
+}
+
+std::string checks(const std::string& pattern) {
+  std::string text;
+  for (const Check& c : all_checks())
+    if (holds(c.name, pattern)) text += fmt::format("  {} {:<16} {}\n", c.letter, c.name, c.asks);
+  return text;
+}
+
+std::string operators(const std::string& pattern) {
+  std::string text;
+  for (const FaultOperator& o : fault_operators()) {
+    if (!holds(o.name, pattern)) continue;
+    text += fmt::format("  {:<22} {:<8} {}\n", o.name, o.call ? "call" : "payload", o.does);
+  }
+  return text;
+}
+
+std::string lanes(const std::string& pattern) {
+  std::string text;
+  for (const Ability& a : abilities())
+    if (holds(a.name, pattern))
+      text += fmt::format("  {:<18} {}\n", a.name,
+                          a.available ? "can run here" : "cannot run here: " + a.reason);
+  return text;
+}
+
+std::vector<std::string> all_names(const Registry& registry) {
+  std::vector<std::string> names = registry.families();
+  for (const auto& c : registry.contracts()) names.push_back(c.name);
+  for (const auto& s : registry.subjects()) names.push_back(s.name);
+  for (const auto& c : registry.controls()) names.push_back(c.name);
+  for (const auto& c : all_checks()) names.push_back(c.name);
+  for (const auto& o : fault_operators()) names.push_back(o.name);
+  for (const auto& a : abilities()) names.push_back(a.name);
+  return names;
+}
+
+[[noreturn]] void nothing_named(const Registry& registry, const std::string& pattern) {
+  std::string close = nearest(pattern, all_names(registry));
+  throw BadInput(fmt::format(
+      "pattern '{}': expected part of a name that `list` shows, met one that selects nothing{}",
+      pattern, close.empty() ? "" : fmt::format("; did you mean '{}'?", close)));
+}
+
+// check -> rank counts on which a case of tier ci asks it of the default subject.
+std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Contract& c) {
+  std::map<std::string, std::set<int>> ranks;
+  for (const std::string& words : c.cases("ci")) {
+    Case line = parse(words, registry);
+    for (const std::string& check : due_checks(c, line, declared_of(line, registry), {}))
+      ranks[check].insert(line.world());
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::string list_text(const Registry& registry, const std::string& pattern) {
+  std::string text =
+      section("families", families(registry, pattern)) +
+      section("contracts", contracts(registry, pattern)) +
+      section("keys of every line", common_keys(pattern)) + section("checks", checks(pattern)) +
+      section("fault operators (fault=OPERATOR@PHASE.AXIS.NUMBER)", operators(pattern)) +
+      section("lanes (NAME.npRANKS)", lanes(pattern));
+  if (text.empty()) nothing_named(registry, pattern);
+  text.pop_back();  // the blank line after the last section
+  return text;
+}
+
+std::string list_table(const Registry& registry, const std::string& pattern) {
+  std::string head = "| primitive |", rule = "|---|", rows;
+  for (const Check& check : all_checks()) {
+    head += " " + check.name + " |";
+    rule += "---|";
+  }
+  for (const Contract& c : registry.contracts()) {
+    if (!holds(c.name, pattern) && !holds(c.family, pattern)) continue;
+    auto ranks = asked_on(registry, c);
+    rows += fmt::format("| `{}` |", c.name);
+    for (const Check& check : all_checks())
+      rows += ranks[check.name].empty() ? " |"
+                                        : fmt::format(" {} |", fmt::join(ranks[check.name], " "));
+    rows += "\n";
+  }
+  if (rows.empty()) nothing_named(registry, pattern);
+  return head + "\n" + rule + "\n" + rows;
+}
+
+}  // namespace shardproof
