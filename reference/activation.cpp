@@ -7,9 +7,7 @@
 namespace shardproof::reference {
 namespace {
 
-double normal_density(double x) {
-  return std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi);
-}
+double normal_density(double x) { return std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi); }
 // erfc keeps the digits of the left tail that 1 + erf loses.
 double normal_distribution(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -20,7 +18,8 @@ double gelu_angle(double x) { return std::tanh(tanh_scale * (x + tanh_cubic * x 
 
 void require_rows(size_t values, int64_t width) {
   if (width <= 0 || values % size_t(width))
-    throw std::invalid_argument("reference activation: the number of values must be a multiple of the row");
+    throw std::invalid_argument(
+        "reference activation: the number of values must be a multiple of the row");
 }
 
 }  // namespace
@@ -35,23 +34,30 @@ std::optional<Activation> activation_from(std::string_view word) {
 
 double activate(Activation a, double x) {
   switch (a) {
-    case Activation::identity: return x;
-    case Activation::gelu: return x * normal_distribution(x);
-    case Activation::gelu_tanh: return 0.5 * x * (1 + gelu_angle(x));
-    case Activation::silu: return x * sigmoid(x);
+    case Activation::identity:
+      return x;
+    case Activation::gelu:
+      return x * normal_distribution(x);
+    case Activation::gelu_tanh:
+      return 0.5 * x * (1 + gelu_angle(x));
+    case Activation::silu:
+      return x * sigmoid(x);
   }
   throw std::invalid_argument("reference activation: not one of the list");
 }
 
 double slope(Activation a, double x) {
   switch (a) {
-    case Activation::identity: return 1;
-    case Activation::gelu: return normal_distribution(x) + x * normal_density(x);
+    case Activation::identity:
+      return 1;
+    case Activation::gelu:
+      return normal_distribution(x) + x * normal_density(x);
     case Activation::gelu_tanh: {
       const double t = gelu_angle(x);
       return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * tanh_scale * (1 + 3 * tanh_cubic * x * x);
     }
-    case Activation::silu: return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
+    case Activation::silu:
+      return sigmoid(x) * (1 + x * (1 - sigmoid(x)));
   }
   throw std::invalid_argument("reference activation: not one of the list");
 }
@@ -60,10 +66,13 @@ double slope(Activation a, double x) {
 // maximum at 0. silu''(0) = 1/2 is the largest of silu''.
 double greatest_curvature(Activation a) {
   switch (a) {
-    case Activation::identity: return 0;
+    case Activation::identity:
+      return 0;
     case Activation::gelu:
-    case Activation::gelu_tanh: return 0.8;
-    case Activation::silu: return 0.5;
+    case Activation::gelu_tanh:
+      return 0.8;
+    case Activation::silu:
+      return 0.5;
   }
   throw std::invalid_argument("reference activation: not one of the list");
 }

@@ -32,14 +32,15 @@ Values mlp(const MlpShape&, const MlpInputs&);
 MlpGradients mlp_backward(const MlpShape&, const MlpInputs&, In g);
 
 // What an implementation may lose by rounding, element by element: the running error of a
-// computation that accumulates with unit roundoff `accumulate`, stores Z, N, dN and dZ with `store`,
-// sends partial sums of `ranks` ranks with `wire`, and rounds results with `out`. It never raises a
-// false alarm while the model fl(a op b) = (a op b)(1 + d), |d| <= u holds, in any order of sums.
+// computation that accumulates with unit roundoff `accumulate`, stores Z, N, dN and dZ with
+// `store`, sends partial sums of `ranks` ranks with `wire`, and rounds results with `out`. It never
+// raises a false alarm while the model fl(a op b) = (a op b)(1 + d), |d| <= u holds, in any order
+// of sums.
 struct Rounding {
   double accumulate = 0, store = 0, wire = 0, out = 0;
-  double tiny = 0;      // half the spacing of subnormals in storage, added at each store
-  int ranks = 1;        // p: partial sums of Y and dX
-  bool parts = false;   // parameter gradients are sums of parts that are rounded one by one
+  double tiny = 0;     // half the spacing of subnormals in storage, added at each store
+  int ranks = 1;       // p: partial sums of Y and dX
+  bool parts = false;  // parameter gradients are sums of parts that are rounded one by one
 };
 Values mlp_bound(const MlpShape&, const MlpInputs&, const Rounding&);
 MlpGradients mlp_backward_bound(const MlpShape&, const MlpInputs&, In g, const Rounding&);

@@ -13,8 +13,8 @@
 namespace shardproof::reference {
 namespace {
 
-// Ulps of one evaluation of erf, tanh, exp and the few operations around it. glibc documents at most
-// 2 ulps for each of them in double and float; the formulas need three operations more.
+// Ulps of one evaluation of erf, tanh, exp and the few operations around it. glibc documents at
+// most 2 ulps for each of them in double and float; the formulas need three operations more.
 constexpr double function_ulps = 8;
 
 struct Uncertain {
@@ -151,8 +151,8 @@ Normalised normalise(const MlpShape& s, const Uncertain& a, const Rounding& r) {
     // the exact one, 1 / sqrt(1 - theta) - 1 <= theta / (2 (1 - theta)) for theta < 1.
     const double theta = (greatest - exact + gamma * greatest) / exact;
     n.inverse.value[t] = 1 / std::sqrt(exact);
-    n.inverse.error[t] = theta < 1 ? n.inverse.value[t] * (theta / (2 * (1 - theta)) + 3 * u)
-                                   : 1 / std::sqrt(s.eps);
+    n.inverse.error[t] =
+        theta < 1 ? n.inverse.value[t] * (theta / (2 * (1 - theta)) + 3 * u) : 1 / std::sqrt(s.eps);
     for (size_t i = t * f; i < (t + 1) * f; ++i) {
       n.xhat.value[i] = a.value[i] * n.inverse.value[t];
       n.xhat.error[i] = product_error(n.xhat.value[i], a.most(i) * n.inverse.most(t), 1, u);
@@ -210,8 +210,8 @@ NormBackward norm_backward(const MlpShape& s, const MlpInputs& in, const Uncerta
       const double inner_error = weight * dn.error[i] + product_most - std::abs(product) +
                                  3 * u * (weight * dn.most(i) + product_most);
       d.da.value[i] = inner * h.inverse.value[t];
-      d.da.error[i] = product_error(d.da.value[i],
-                                    (std::abs(inner) + inner_error) * h.inverse.most(t), 1, u);
+      d.da.error[i] =
+          product_error(d.da.value[i], (std::abs(inner) + inner_error) * h.inverse.most(t), 1, u);
     }
   }
   round_parameter(d.gamma_error, dgamma, magnitude, r);

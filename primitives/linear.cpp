@@ -1,0 +1,78 @@
+// What both linears share: numbers of the line, blocks and rows.
+#include "primitives/linear.hpp"
+
+#include <numeric>
+
+namespace shardproof::primitives {
+namespace {
+
+DType type_of_key(const Case& line, const char* key, DType fallback) {
+  return line.has(key) ? dtype_from(line.text(key)).value_or(fallback) : fallback;
+}
+
+DType accumulation(const Case& line) {
+  const bool wide =
+      line.dtype() == DType::f64 || type_of_key(line, "acc", DType::f32) == DType::f64;
+  return wide ? DType::f64 : DType::f32;
+}
+
+}  // namespace
+
+Parallel::Parallel(Rank& r)
+    : rank(r),
+      tp(r.along(Axis::tp)),
+      sp(r.line().has("sp") && r.line().on("sp")),
+      storage(r.line().dtype()),
+      accumulate(accumulation(r.line())),
+      wire(type_of_key(r.line(), "wire", storage)) {}
+
+void convert(const View& from, const View& to) { fill_from(to, to_doubles(from)); }
+
+View own_block(const Parallel& p, const View& whole, int dim) {
+  const int64_t extent = whole.shape[size_t(dim)], block = extent / p.tp.size();
+  if (extent % p.tp.size())
+    throw Rejected("an extent that tp=" + std::to_string(p.tp.size()) + " divides",
+                   std::to_string(extent), "choose a multiple");
+  return whole.narrow(dim, block * p.tp.rank(), block);
+}
+
+std::vector<int64_t> with_extent(std::vector<int64_t> shape, int dim, int64_t extent) {
+  shape[size_t(dim)] = extent;
+  return shape;
+}
+
+std::vector<int64_t> rows_of_parts(const std::vector<int64_t>& parts, int p, int r) {
+  std::vector<int64_t> rows;
+  int64_t first = 0;
+  for (int64_t part : parts) {
+    const int64_t block = part / p;
+    for (int64_t i = 0; i < block; ++i) rows.push_back(first + r * block + i);
+    first += part;
+  }
+  return rows;
+}
+
+std::vector<int64_t> rows_of_line(const Case& line, int64_t rows, int p, int r) {
+  if (line.has("heads") && line.at("heads") > 0) {
+    const int64_t d = line.at("head_dim"), kv = line.at("kv_heads") * d;
+    return rows_of_parts({line.at("heads") * d, kv, kv}, p, r);
+  }
+  const bool gated =
+      line.has("activation") ? line.text("activation") == "swiglu" : line.on("swiglu");
+  return gated ? rows_of_parts({rows / 2, rows / 2}, p, r) : rows_of_parts({rows}, p, r);
+}
+
+View take_rows(Parallel& p, const View& whole, const std::vector<int64_t>& rows) {
+  const View own = p.workspace(whole.dtype, with_extent(whole.shape, 0, int64_t(rows.size())));
+  for (size_t i = 0; i < rows.size(); ++i)
+    copy(whole.narrow(0, rows[i], 1), own.narrow(0, int64_t(i), 1));
+  return own;
+}
+
+void put_rows(const View& own, const std::vector<int64_t>& rows, const View& whole) {
+  fill_from(whole, std::vector<double>(size_t(whole.elements()), 0.0));
+  for (size_t i = 0; i < rows.size(); ++i)
+    convert(own.narrow(0, int64_t(i), 1), whole.narrow(0, rows[i], 1));
+}
+
+}  // namespace shardproof::primitives
