@@ -20,11 +20,11 @@
 //     pattern message means note findings (how many) state (hung or crashed: a line a rank)
 //     steady (failed again in every rerun; null: not rerun) seconds (of the whole case) replay
 //   controls   one entry for each broken run:
-//     line (its witness) control kind (operator; null: a named control) family contract lane
-//     check = expected_check   verdict: of that check on the broken run, "failed" where it was
-//     caught outcome (caught | escaped | wrong_check | equivalent) caught_by reason imitates ratio
-//     bound exact margin ("inf" where exact: any error is infinitely far above the bound) rank
-//     index where seconds replay
+//     line (canonical, the witness) short control kind (operator; null: a named control) family
+//     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
+//     where it was caught outcome (caught | escaped | wrong_check | equivalent) caught_by reason
+//     imitates ratio bound exact margin ("inf" where exact: any error is infinitely far above the
+//     bound) rank index where seconds replay
 #include <unistd.h>
 
 #include <algorithm>
@@ -108,7 +108,8 @@ ordered_json entry(const CaseResult& c, const CheckResult& check) {
 ordered_json entry(const ControlResult& c) {
   const bool caught = c.outcome == ControlResult::caught;
   ordered_json j;
-  j["line"] = c.witness;
+  j["line"] = c.canonical.empty() ? c.witness : c.canonical;
+  j["short"] = c.witness;
   j["control"] = c.name;
   j["kind"] = text_if_any(c.kind);
   j["family"] = c.family;

@@ -57,7 +57,7 @@ std::string xml_of(const TestCase& t) {
 
 TestCase test_of(const CaseResult& c, const CheckResult& check, const std::string& program) {
   TestCase t{c.contract,
-             c.canonical + " " + check.check,
+             (c.canonical.empty() ? c.line : c.canonical) + " " + check.check,
              c.seconds / double(c.checks.size()),
              TestCase::passed,
              "",
@@ -76,9 +76,12 @@ TestCase test_of(const CaseResult& c, const CheckResult& check, const std::strin
 }
 
 TestCase test_of(const ControlResult& c, const std::string& program) {
-  TestCase t{c.contract, fmt::format("{} control {}", c.witness, c.name),
-             c.seconds,  TestCase::passed,
-             "",         "",
+  TestCase t{c.contract,
+             fmt::format("{} control {}", c.canonical.empty() ? c.witness : c.canonical, c.name),
+             c.seconds,
+             TestCase::passed,
+             "",
+             "",
              ""};
   if (c.outcome == ControlResult::caught && !weak(c)) return t;
   t.what = TestCase::failure;

@@ -85,9 +85,12 @@ class TerminalProgress : public Progress {
     tick();
   }
 
+  // Operators are found while the run goes on: they are counted, not promised.
   std::string line() const {
     std::string text = fmt::format("{} of {}", cases_, number_of(due_cases_, "case"));
-    if (due_controls_ > 0)
+    if (controls_ > due_controls_)
+      text += ", " + number_of(controls_, "control");
+    else if (due_controls_ > 0)
       text += fmt::format(", {} of {}", controls_, number_of(due_controls_, "control"));
     text += fmt::format("   {} did not pass", bad_);
     const int64_t done = cases_ + controls_, due = due_cases_ + due_controls_;

@@ -63,6 +63,7 @@ struct ControlResult {
   std::string where;
   std::vector<int64_t> index;
   double seconds = 0;
+  std::string canonical;        // of the witness; "": the reports fall back to `witness`
 };
 const char* name(ControlResult::Outcome);
 
