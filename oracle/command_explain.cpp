@@ -47,13 +47,11 @@ std::string groups_text(const std::vector<std::vector<int>>& groups) {
   return text.substr(1);
 }
 
-std::string bytes_text(int64_t bytes) {
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
-  double value = double(bytes) / 1024;
+std::string bytes_text(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   int unit = 0;
-  while (value >= 1024 && unit < 4) value /= 1024, ++unit;
-  return fmt::format("{:.4g} {} ({} B)", value, units[unit], bytes);
+  while (bytes >= 1024 && unit < 5) bytes /= 1024, ++unit;
+  return fmt::format("{:.5g} {}", bytes, units[unit]);
 }
 
 // Equal texts of ranks folded: "[24,12]", or "[6,8] on {0-2}, [5,8] on {3}".
@@ -167,20 +165,29 @@ std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank
   return mesh.group(label == "world" ? mesh.order() : axes, rank);
 }
 
+// Bytes of one call or of several: of this rank, and what a ring sends in the rank's group.
 struct Volume {
-  int64_t logical = 0, ring = 0;  // bytes of one rank; of its whole group
+  int64_t logical = 0, ring_total = 0;
+  double ring_of_rank = 0;  // mean of the group
   bool known = true;
 };
 
 Volume volume_of(const Traffic& t, const std::vector<int>& members) {
+  if (members.empty()) return {0, 0, 0, false};
   LedgerEntry entry;
   entry.op = t.op, entry.reduce = t.reduce, entry.dtype = t.dtype, entry.count = t.count;
   entry.label = t.label, entry.members = members;
-  if (members.empty()) return {0, 0, false};
   Volume v;
   v.logical = logical_bytes(entry);
-  v.ring = ring_bytes_total(t.op, v.logical, int(members.size()));
+  v.ring_total = ring_bytes_total(t.op, v.logical, int(members.size()));
+  v.ring_of_rank = double(v.ring_total) / double(members.size());
   return v;
+}
+
+std::string volume_text(const Volume& v) {
+  return v.known ? fmt::format("logical {}, ring {} a rank", bytes_text(double(v.logical)),
+                               bytes_text(v.ring_of_rank))
+                 : "";
 }
 
 std::string call_name(const Traffic& t) {
@@ -199,17 +206,14 @@ std::string calls_of_rank(const std::vector<Traffic>& due, bool backward, const 
   for (const Traffic& t : due) {
     if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
     Volume v = volume_of(t, members_of(t.label, mesh, rank));
-    sum.logical += v.logical, sum.ring += v.ring, sum.known = sum.known && v.known;
-    text += row("", fmt::format("call {:<3} {:<20} {:<6} {} x {}{}", ++calls, call_name(t), t.label,
-                                t.count, name(t.dtype),
-                                v.known ? fmt::format("   logical {}   ring {} in its group",
-                                                      bytes_text(v.logical), bytes_text(v.ring))
-                                        : ""));
+    sum.logical += v.logical, sum.ring_of_rank += v.ring_of_rank;
+    sum.known = sum.known && v.known;
+    text += row("", fmt::format("call {:<3} {:<20} {:<6} {:<14} {}", ++calls, call_name(t), t.label,
+                                fmt::format("{} x {}", t.count, name(t.dtype)), volume_text(v)));
   }
   if (calls == 0) return row("", "no call");
-  if (!sum.known) return text;
-  return text + row("", fmt::format("{} call{} a rank, logical {} a rank", calls,
-                                    calls == 1 ? "" : "s", bytes_text(sum.logical)));
+  if (calls == 1 || !sum.known) return text;
+  return text + row("", fmt::format("{} calls {:<42} {}", calls, "", volume_text(sum)));
 }
 
 std::string traffic_text(const Contract& contract, const Case& line, const std::string& plan,
