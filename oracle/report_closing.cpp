@@ -123,7 +123,7 @@ std::string laid_out(const std::vector<Line>& lines) {
   size_t label = label_width, total = narrowest;
   for (const Line& l : lines) label = std::max(label, l.label.size() + 2);
   for (const Line& l : lines)
-    if (!l.right.empty()) total = std::max(total, label + l.text.size() + 2 + l.right.size());
+    if (!l.right.empty()) total = std::max(total, label + l.text.size() + 3 + l.right.size());
   std::string all;
   for (const Line& l : lines) {
     std::string text = l.text;

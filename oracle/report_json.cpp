@@ -230,8 +230,8 @@ std::string report_json(const Report& report) {
     for (const CheckResult& check : c.checks) cases.push_back(dump(entry(c, check)));
   for (const ControlResult& c : report.controls) controls.push_back(dump(entry(c)));
   std::string text = "{\n";
-  for (const auto& [key, value] : head_of(report).items())
-    text += " \"" + key + "\": " + dump(value) + ",\n";
+  const ordered_json head = head_of(report);
+  for (const auto& [key, value] : head.items()) text += " \"" + key + "\": " + dump(value) + ",\n";
   text += " \"cases\": " + array_of_lines(cases) + ",\n";
   return text + " \"controls\": " + array_of_lines(controls) + "\n}\n";
 }

@@ -1,0 +1,851 @@
+// The report says exactly what was seen: blocks as they are documented, exit codes for every way in
+// which a run can lie, files that strict readers accept whatever a subject threw.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "oracle/case.hpp"
+#include "oracle/comm/door.hpp"
+#include "oracle/report.hpp"
+#include "oracle/report_parts.hpp"
+
+namespace shardproof {
+namespace {
+
+constexpr double inf = std::numeric_limits<double>::infinity();
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+// ---- what the tests tell about
+// --------------------------------------------------------------------
+
+CheckResult check(const std::string& name, Verdict v, double ratio = 0, bool exact = false) {
+  CheckResult c;
+  c.check = name;
+  c.verdict = v;
+  c.ratio = ratio;
+  c.exact = exact;
+  return c;
+}
+
+CaseResult healthy(const std::string& line = "linear_row tp=4", double ratio = 0.25) {
+  CaseResult c;
+  c.line = line;
+  c.canonical = line + " dtype=f64 fill=normal seed=1";
+  c.replay = "run " + line;
+  c.family = "linear";
+  c.contract = "linear_row";
+  c.lane = "processes.np4";
+  c.checks = {check("forward", Verdict::passed, ratio), check("ledger", Verdict::passed)};
+  c.seconds = 0.5;
+  return c;
+}
+
+CaseResult with(Verdict v) {
+  CaseResult c = healthy();
+  c.checks[0].verdict = v;
+  return c;
+}
+
+// The example of a bias gradient that was summed twice: 4 ranks, 7 elements, integers.
+CaseResult bias_summed_twice() {
+  CaseResult c = healthy("linear_row tp=4 sp=on");
+  c.canonical = "linear_row tp=4 sp=on dtype=f64 fill=integers seed=1";
+  c.replay = "run linear_row tp=4 sp=on --check gradient";
+  CheckResult gradient = check("gradient", Verdict::failed, inf, true);
+  Finding f;
+  f.check = "gradient";
+  f.tensor = "gradient of b";
+  f.means = "a sum that was already whole was summed again; replicas agree, a hash cannot see this";
+  f.where = "b[0]";
+  f.index = {0};
+  f.rank = 0;
+  f.ranks = {0, 1, 2, 3};
+  f.numeric = true;
+  f.got = 12;
+  f.want = 3;
+  f.error = 9;
+  f.ratio = inf;
+  f.wrong = f.compared = 7;
+  f.pattern = "all x 4.000 = tp";
+  gradient.findings = {f};
+  c.checks = {check("forward", Verdict::passed, 0, true), gradient,
+              check("adjoint", Verdict::passed, 0, true), check("ledger", Verdict::passed)};
+  return c;
+}
+
+ControlResult caught(const std::string& name = "bias_before_reduce", double margin = 41) {
+  ControlResult c;
+  c.name = name;
+  c.family = "linear";
+  c.contract = "linear_row";
+  c.lane = "processes.np4";
+  c.imitates = "huggingface/text-generation-inference 1036";
+  c.expected_check = c.caught_by = "forward";
+  c.witness = "linear_row tp=4 control=" + name;
+  c.replay = "run " + c.witness;
+  c.outcome = ControlResult::caught;
+  c.ratio = 100;
+  c.margin = margin;
+  c.bound = 1e-12;
+  return c;
+}
+
+ControlResult with(ControlResult::Outcome o) {
+  ControlResult c = caught();
+  c.outcome = o;
+  return c;
+}
+
+Report report_of(std::vector<CaseResult> cases, std::vector<ControlResult> controls = {caught()}) {
+  Report r;
+  r.complete = true;
+  r.program = "build/shardproof";
+  r.command = "build/shardproof gate";
+  r.cases = std::move(cases);
+  r.controls = std::move(controls);
+  r.lanes = {{"processes.np4", true, ""}};
+  r.wall_seconds = 34;
+  return r;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+size_t occurrences(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size()))
+    n++;
+  return n;
+}
+
+// ---- a strict reader of JSON (RFC 8259) of its own: path -> literal text
+// ---------------------------
+
+class StrictJson {
+ public:
+  explicit StrictJson(const std::string& text) : s_(text) {
+    value("");
+    blank();
+    if (at_ != s_.size()) fail("text behind the value");
+  }
+  // "summary.cases" -> 2, "cases[0].ratio" -> "inf" with its quotes; "" where there is none.
+  std::string operator[](const std::string& path) const {
+    auto found = values_.find(path);
+    return found == values_.end() ? "" : found->second;
+  }
+
+ private:
+  void fail(const std::string& what) const {
+    throw std::runtime_error(what + " at byte " + std::to_string(at_));
+  }
+  void blank() {
+    while (at_ < s_.size() && std::string_view(" \n\r\t").find(s_[at_]) != std::string_view::npos)
+      at_++;
+  }
+  char peek() {
+    blank();
+    return at_ < s_.size() ? s_[at_] : '\0';
+  }
+  void expect(char c) {
+    if (peek() != c) fail(std::string("no ") + c);
+    at_++;
+  }
+  std::string string() {
+    expect('"');
+    std::string raw;
+    while (at_ < s_.size() && s_[at_] != '"') {
+      if (uint8_t(s_[at_]) < 0x20) fail("a control character in a string");
+      if (s_[at_] == '\\') raw += s_[at_++];
+      raw += s_[at_++];
+    }
+    expect('"');
+    return raw;
+  }
+  void value(const std::string& path) {
+    const char c = peek();
+    if (c == '{') return object(path);
+    if (c == '[') return array(path);
+    if (c == '"') {
+      values_[path] = '"' + string() + '"';
+      return;
+    }
+    const size_t from = at_;
+    while (at_ < s_.size() && std::string_view(",]} \n").find(s_[at_]) == std::string_view::npos)
+      at_++;
+    const std::string word = s_.substr(from, at_ - from);
+    if (word != "null" && word != "true" && word != "false") {
+      if (word.find_first_not_of("0123456789+-.eE") != std::string::npos || word.empty())
+        fail("not JSON: " + word);
+    }
+    values_[path] = word;
+  }
+  void object(const std::string& path) {
+    expect('{');
+    if (peek() == '}') return expect('}');
+    while (true) {
+      blank();
+      const std::string key = string();
+      const std::string inner = path.empty() ? key : path + "." + key;
+      expect(':');
+      value(inner);
+      if (peek() != ',') break;
+      expect(',');
+    }
+    expect('}');
+  }
+  void array(const std::string& path) {
+    int n = 0;
+    expect('[');
+    if (peek() != ']') {
+      value(path + "[0]");
+      n = 1;
+      while (peek() == ',') {
+        expect(',');
+        value(path + "[" + std::to_string(n++) + "]");
+      }
+    }
+    expect(']');
+    values_[path + ".length"] = std::to_string(n);
+  }
+
+  std::string s_;
+  size_t at_ = 0;
+  std::map<std::string, std::string> values_;
+};
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "report_test_XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string read(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+// ---- the exit code
+// --------------------------------------------------------------------------------
+
+TEST(ExitCode, PassesOnlyWhenEverythingDuePassed) {
+  EXPECT_EQ(exit_code(report_of({healthy()})), 0);
+  EXPECT_EQ(exit_code(report_of({healthy(), with(Verdict::skipped)})), 0);
+}
+
+TEST(ExitCode, BlamesASubjectThatFailedHungOrCrashed) {
+  for (Verdict v : {Verdict::failed, Verdict::hung, Verdict::crashed})
+    EXPECT_EQ(exit_code(report_of({healthy(), with(v)})), 1) << name(v);
+}
+
+TEST(ExitCode, GivesNoJudgementWhereNothingWasJudged) {
+  EXPECT_EQ(exit_code(Report{}), 3);
+  EXPECT_EQ(exit_code(report_of({}, {})), 3);
+  for (Verdict v : {Verdict::untested, Verdict::vacuous})
+    EXPECT_EQ(exit_code(report_of({healthy(), with(v)})), 3) << name(v);
+  CaseResult skips = healthy();
+  for (CheckResult& c : skips.checks) c.verdict = Verdict::skipped;
+  EXPECT_EQ(exit_code(report_of({skips, skips}, {})), 3);
+  CaseResult empty = healthy();
+  empty.checks.clear();
+  EXPECT_EQ(exit_code(report_of({healthy(), empty})), 3);
+}
+
+// A check that a crash left without an answer is explained by the crash.
+TEST(ExitCode, ACrashExplainsWhatCouldNotBeTested) {
+  CaseResult c = with(Verdict::crashed);
+  c.checks[1].verdict = Verdict::untested;
+  EXPECT_EQ(exit_code(report_of({healthy(), c})), 1);
+}
+
+TEST(ExitCode, AnUnfitJudgeBlamesNobody) {
+  for (auto outcome : {ControlResult::escaped, ControlResult::wrong_check}) {
+    EXPECT_EQ(exit_code(report_of({healthy()}, {caught(), with(outcome)})), 3) << name(outcome);
+    EXPECT_EQ(exit_code(report_of({with(Verdict::failed)}, {with(outcome)})), 3) << name(outcome);
+  }
+  EXPECT_EQ(exit_code(report_of({healthy()}, {with(ControlResult::equivalent)})), 0);
+}
+
+TEST(ExitCode, AMarginUnderTenProvesNothingUnlessExact) {
+  EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", 9.99)})), 3);
+  EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", 10)})), 0);
+  EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", inf)})), 0);
+  EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", nan)})), 3);
+  ControlResult exact = caught("c", 0);
+  exact.exact = true;
+  EXPECT_EQ(exit_code(report_of({healthy()}, {exact})), 0);
+  ControlResult equivalent = caught("c", 0);
+  equivalent.outcome = ControlResult::equivalent;
+  EXPECT_EQ(exit_code(report_of({healthy()}, {equivalent})), 0);
+}
+
+TEST(ExitCode, TheSelfSuiteMustNameEveryPlantedFault) {
+  Report r = report_of({healthy()});
+  r.self = {48, 48, {}, 1.1};
+  EXPECT_EQ(exit_code(r), 0);
+  r.self.named = 47;
+  EXPECT_EQ(exit_code(r), 3);
+  r.self = {48, 48, {"transport self-test: mpi.np4"}, 1.1};
+  EXPECT_EQ(exit_code(r), 3);
+}
+
+TEST(ExitCode, RequiredLanesMustBeProven) {
+  Report r = report_of({healthy()});
+  r.lanes = {{"processes.np4", true, ""}, {"mpi.np4", true, ""}, {"mpi.np8", false, "skipped"}};
+  r.required = {"processes.np4", "mpi.np4"};
+  EXPECT_EQ(exit_code(r), 0);
+  for (const char* lane : {"mpi.np8", "mpi", "mpi.np2", "nccl.np2", "mpi.np"}) {
+    r.required = {lane};
+    EXPECT_EQ(exit_code(r), 3) << lane;
+  }
+}
+
+// Stopped at the first failure: the failure stands. Stopped for any other reason: no judgement.
+TEST(ExitCode, ARunThatDidNotEndCannotPass) {
+  Report r = report_of({healthy()});
+  r.complete = false;
+  EXPECT_EQ(exit_code(r), 3);
+  r.cases.push_back(with(Verdict::failed));
+  EXPECT_EQ(exit_code(r), 1);
+}
+
+TEST(Counts, ChecksAndCasesAreCountedApart) {
+  const Counts n = counts(report_of({healthy(), with(Verdict::failed), with(Verdict::hung)},
+                                    {caught(), with(ControlResult::escaped)}));
+  EXPECT_EQ(n.cases, 3);
+  EXPECT_EQ(n.checks, 6);
+  EXPECT_EQ(n.passed, 4);
+  EXPECT_EQ(n.failed, 1);
+  EXPECT_EQ(n.hung, 1);
+  EXPECT_EQ(n.controls, 2);
+  EXPECT_EQ(n.caught, 1);
+  EXPECT_EQ(n.escaped, 1);
+}
+
+// ---- the terminal
+// ---------------------------------------------------------------------------------
+
+TEST(Block, AFailureSaysWhereWhatItMeansAndHowToReplay) {
+  EXPECT_EQ(
+      block(bias_summed_twice(), "build/shardproof"),
+      "FAILED     linear_row tp=4 sp=on    gradient of b\n"
+      "at         b[0], every rank   got 12   want 3   bound 0 (integers)   7 of 7 elements, all x "
+      "4.000 = tp\n"
+      "means      a sum that was already whole was summed again; replicas agree, a hash cannot see "
+      "this\n"
+      "passed     forward, adjoint, ledger\n"
+      "replay     build/shardproof run linear_row tp=4 sp=on --check gradient\n");
+}
+
+TEST(Block, AHangPrintsWhereEveryRankStands) {
+  CaseResult c = with(Verdict::hung);
+  c.line = "attention_ring cp=4";
+  c.replay = "run attention_ring cp=4";
+  c.checks = {check("forward", Verdict::hung), check("gradient", Verdict::hung)};
+  c.checks[1].note = "backward, no progress for 10.0 s";
+  c.state = {"rank 2     left backward after call 6 of 7", "rank 3     waits in call 7"};
+  EXPECT_EQ(block(c, "build/shardproof"),
+            "HUNG       attention_ring cp=4    backward, no progress for 10.0 s\n"
+            "rank 2     left backward after call 6 of 7\n"
+            "rank 3     waits in call 7\n"
+            "replay     build/shardproof run attention_ring cp=4 --check forward\n");
+}
+
+TEST(Block, NumbersHaveTheDigitsThatTellThemApart) {
+  CaseResult c = bias_summed_twice();
+  Finding& f = c.checks[1].findings[0];
+  f.got = 0.1 + 0.2;
+  f.want = 0.3;
+  f.bound = 1e-17;
+  f.ratio = 5.5511151231257827;
+  const std::string text = block(c, "shardproof");
+  EXPECT_TRUE(contains(text, "got 0.30000000000000004   want 0.29999999999999999")) << text;
+  EXPECT_TRUE(contains(text, "bound 1e-17   ratio 5.6")) << text;
+  f.got = nan;
+  EXPECT_TRUE(contains(block(c, "shardproof"), "got nan   want 0.3   ")) << text;
+  f.got = 123456789;
+  f.want = 123456788;
+  EXPECT_TRUE(contains(block(c, "shardproof"), "got 123456789   want 123456788 ")) << text;
+}
+
+TEST(Block, FurtherFindingsAndChecksAreNamed) {
+  CaseResult c = bias_summed_twice();
+  Finding second = c.checks[1].findings[0];
+  second.tensor = "gradient of W";
+  second.where = "W[1,2]";
+  second.ranks = {1, 2, 3};
+  c.checks[1].findings.push_back(second);
+  c.checks[2].verdict = Verdict::failed;
+  c.checks[2].note = "ratio 4.000: a sum taken twice";
+  c.checks[3].verdict = Verdict::skipped;
+  c.checks[3].note = "no ledger here";
+  c.steady_known = true;
+  const std::string text = block(c, "shardproof");
+  EXPECT_TRUE(contains(text, "\nalso       gradient of W: W[1,2], ranks 1-3   got 12   want 3"))
+      << text;
+  EXPECT_TRUE(contains(text, "\nalso       adjoint: ratio 4.000: a sum taken twice\n")) << text;
+  EXPECT_TRUE(contains(text, "\nskipped    ledger (no ledger here)\n")) << text;
+  EXPECT_TRUE(contains(text, "\nagain      intermittent")) << text;
+  EXPECT_TRUE(contains(text, "\npassed     forward\n")) << text;
+}
+
+// A subject's exception may hold anything; it must not steer the terminal nor break the layout.
+TEST(Block, TextOfASubjectCannotSteerTheTerminal) {
+  CaseResult c = bias_summed_twice();
+  Finding& f = c.checks[1].findings[0];
+  f.numeric = false;
+  f.message = "threw: \033[2Jgone\nsecond line";
+  const std::string text = block(c, "shardproof");
+  EXPECT_EQ(text.find('\033'), std::string::npos);
+  EXPECT_TRUE(contains(text, "?[2Jgone\n           second line")) << text;
+}
+
+TEST(Block, AControlThatWasNotCaughtNamesItsCheckAndItsBug) {
+  ControlResult c = with(ControlResult::wrong_check);
+  c.caught_by = "ledger";
+  c.reason = "forward did not see it";
+  EXPECT_EQ(block(c, "shardproof"),
+            "WRONG CHECK bias_before_reduce on linear_row tp=4 control=bias_before_reduce    due: "
+            "forward\n"
+            "caught by  ledger\n"
+            "saw        forward did not see it\n"
+            "imitates   huggingface/text-generation-inference 1036\n"
+            "means      the bug was noticed, but not by the check that exists for it\n"
+            "replay     shardproof run linear_row tp=4 control=bias_before_reduce\n");
+  EXPECT_TRUE(
+      block(with(ControlResult::escaped), "s").starts_with("ESCAPED    bias_before_reduce"));
+  EXPECT_TRUE(contains(block(caught("c", 4.2), "s"), "margin 4.2, at least 10 is due"));
+}
+
+TEST(PassedLine, IsOneLineWithTheRatioOfEveryCheck) {
+  CaseResult c = healthy();
+  c.checks.push_back(check("adjoint", Verdict::passed, 0, true));
+  EXPECT_EQ(passed_line(c),
+            "PASSED     linear_row tp=4    forward 0.25, ledger, adjoint exact   0.5 s\n");
+}
+
+Report two_families() {
+  CaseResult mapping = healthy("mapping_copy tp=2", 0);
+  mapping.family = "mapping";
+  mapping.contract = "mapping_copy";
+  mapping.seconds = 9.8;
+  CaseResult row = healthy("linear_row tp=8 dtype=bf16", 0.31),
+             column = healthy("linear_column tp=2");
+  column.contract = "linear_column";
+  column.seconds = 11.7;
+  ControlResult exact = caught("gather_backward_slices");
+  exact.family = "mapping";
+  exact.contract = "mapping_copy";
+  exact.exact = true;
+  ControlResult same = exact;
+  same.outcome = ControlResult::equivalent;
+  std::vector<ControlResult> controls(10, exact);
+  controls.insert(controls.end(), {same, caught("round_before_reduce", 41), caught()});
+  Report r = report_of({mapping, row, column}, controls);
+  r.controls.back().margin = 5000;
+  r.self = {48, 48, {}, 1.1};
+  r.lanes.clear();
+  for (int np : {1, 2, 3, 4, 8}) r.lanes.push_back({"processes.np" + std::to_string(np), true, ""});
+  for (int np : {1, 2}) r.lanes.push_back({"mpi.np" + std::to_string(np), true, ""});
+  r.lanes.push_back({"mpi.np8", false, "2 cores"});
+  r.lanes.push_back({"staged", false, "no driver, 35"});
+  r.lanes.push_back({"nccl.np2", false, "no driver, 35"});
+  return r;
+}
+
+TEST(Closing, AlignsFamiliesFoldsLanesAndNamesTheWeakestControl) {
+  std::istringstream text(closing(two_families()));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 6u);
+  const std::vector<std::string> starts = {
+      "self       48 faults planted in the judge, 48 named   ",
+      "mapping    1 contract   2 checks   controls 10 caught, 1 equivalent   margin exact   ",
+      "linear     2 contracts  4 checks   controls  2 caught, 0 equivalent   margin 41 "
+      "(round_before_reduce)   ",
+      "lanes      processes 1 2 3 4 8 proven   mpi 1 2 proven, 8 NOT PROVEN (2 cores)   staged, "
+      "nccl "
+      "NOT PROVEN (no driver, 35)",
+      "PASSED     6 checks, 0 skipped, worst healthy ratio 0.31 (linear_row tp=8 dtype=bf16)   ",
+      "try        build/shardproof run linear_row tp=4 control=bias_before_reduce       (shows a "
+      "caught bug)"};
+  for (size_t i = 0; i < lines.size(); i++)
+    EXPECT_TRUE(lines[i].starts_with(starts[i])) << lines[i];
+  const std::vector<std::pair<size_t, std::string>> seconds = {
+      {0, " 1.1 s"}, {1, " 9.8 s"}, {2, " 12 s"}, {4, " 34 s"}};
+  for (const auto& [i, end] : seconds) {
+    EXPECT_TRUE(lines[i].ends_with(end)) << lines[i];
+    EXPECT_EQ(lines[i].size(), lines[0].size());
+  }
+}
+
+TEST(Closing, AFailureEndsWithItsReplayLines) {
+  Report r = report_of({healthy(), bias_summed_twice()});
+  const std::string text = closing(r);
+  EXPECT_TRUE(contains(text, "\nFAILED     6 checks: 1 failed, 0 skipped; in 1 of 2 cases"))
+      << text;
+  EXPECT_TRUE(contains(text, "6 checks, 1 FAILED")) << text;
+  EXPECT_TRUE(
+      text.ends_with("replay     build/shardproof run linear_row tp=4 sp=on --check gradient\n"))
+      << text;
+  EXPECT_FALSE(contains(text, "try "));
+}
+
+TEST(Closing, NoJudgementNamesItsReasonsAndBlamesNobody) {
+  Report r = report_of({bias_summed_twice()}, {with(ControlResult::escaped)});
+  r.required = {"mpi.np8"};
+  const std::string text = closing(r);
+  EXPECT_TRUE(contains(text,
+                       "\nNO JUDGEMENT  1 control escaped (bias_before_reduce); required lane "
+                       "mpi.np8 did not run; 1 check that did not pass blames nobody"))
+      << text;
+  EXPECT_TRUE(contains(text, "1 ESCAPED"));
+}
+
+TEST(Closing, WhatIsNotDueIsCounted) {
+  Report r = report_of({healthy()});
+  r.not_due = {"mine: no backward", "other: talks by itself", "mine: no backward"};
+  EXPECT_TRUE(contains(closing(r), "\nnot due    mine: no backward (2 times)\nnot due    other: "));
+}
+
+TEST(ControlsTable, ShowsFailuresFirstAndSumsOperators) {
+  ControlResult op = caught("scale_p", 500);
+  op.kind = "scale";
+  ControlResult same = op;
+  same.outcome = ControlResult::equivalent;
+  std::istringstream table(controls_table(
+      report_of({healthy()}, {op, caught(), op, same, with(ControlResult::escaped)})));
+  std::string head, first, second, third, none;
+  std::getline(table, head);
+  std::getline(table, first);
+  std::getline(table, second);
+  std::getline(table, third);
+  EXPECT_TRUE(head.starts_with("outcome"));
+  EXPECT_TRUE(first.starts_with("ESCAPED ")) << first;
+  EXPECT_TRUE(second.starts_with("caught ") && contains(second, "bias_before_reduce")) << second;
+  EXPECT_TRUE(third.starts_with("2 caught, 1 equivalent  operator scale on linear ")) << third;
+  EXPECT_TRUE(third.ends_with("3 runs")) << third;
+  EXPECT_FALSE(std::getline(table, none));
+}
+
+TEST(Words, RatiosAndRanks) {
+  EXPECT_EQ(telling::ratio(0.31), "0.31");
+  EXPECT_EQ(telling::ratio(0.999), "1.0");
+  EXPECT_EQ(telling::ratio(9.96), "10");
+  EXPECT_EQ(telling::ratio(149), "149");
+  EXPECT_EQ(telling::ratio(3.1e9), "3.1e+09");
+  EXPECT_EQ(telling::ratio(inf), "inf");
+  EXPECT_EQ(telling::ranks({3}), "rank 3");
+  EXPECT_EQ(telling::ranks({1, 0}), "ranks 0, 1");
+  EXPECT_EQ(telling::ranks({6, 0, 1, 2, 3}), "ranks 0-3, 6");
+}
+
+TEST(Colour, IsForTerminalsThatWantIt) {
+  unsetenv("NO_COLOR");
+  setenv("TERM", "xterm", 1);
+  EXPECT_TRUE(wants_colour(true));
+  EXPECT_FALSE(wants_colour(false));
+  setenv("NO_COLOR", "1", 1);
+  EXPECT_FALSE(wants_colour(true));
+  unsetenv("NO_COLOR");
+  setenv("TERM", "dumb", 1);
+  EXPECT_FALSE(wants_colour(true));
+  EXPECT_EQ(paint("FAILED     x\nat         FAILED\nPASSED"),
+            "\033[1;31mFAILED\033[0m     x\nat         FAILED\nPASSED");
+}
+
+// ---- progress
+// -------------------------------------------------------------------------------------
+
+class Told {
+ public:
+  explicit Told(bool terminal) : out_(std::tmpfile()) {
+    setenv("TERM", "dumb", 1);
+    progress = terminal_progress(out_, "shardproof", terminal, [this] { return now; });
+  }
+  ~Told() {
+    progress.reset();
+    std::fclose(out_);
+  }
+  std::string text() {
+    std::fflush(out_);
+    std::string all(size_t(std::ftell(out_)), '\0');
+    std::rewind(out_);
+    const size_t n = std::fread(all.data(), 1, all.size(), out_);
+    std::fseek(out_, 0, SEEK_END);
+    return all.substr(0, n);
+  }
+  double now = 1000;
+  std::unique_ptr<Progress> progress;
+
+ private:
+  std::FILE* out_;
+};
+
+TEST(ProgressLine, IsDrawnAtMostTenTimesASecond) {
+  Told told(true);
+  told.progress->begin(100, 0);
+  for (int i = 0; i < 1000; i++) {
+    told.now += 0.002;
+    told.progress->tick();
+  }
+  const size_t drawn = occurrences(told.text(), "\r\033[K");
+  EXPECT_LE(drawn, 21u);  // two seconds
+  EXPECT_GE(drawn, 19u);
+}
+
+TEST(ProgressLine, ElsewhereIsALineEveryTenSeconds) {
+  Told told(false);
+  told.progress->begin(40, 2);
+  for (int i = 0; i < 10; i++) {
+    told.now += 2.05;
+    told.progress->done(healthy());
+  }
+  EXPECT_EQ(
+      told.text(),
+      "progress   5 of 40 cases, 0 of 2 controls   0 did not pass   about 1 min 15 s left\n"
+      "progress   10 of 40 cases, 0 of 2 controls   0 did not pass   about 1 min 05 s left\n");
+}
+
+TEST(ProgressLine, BlocksComeAtOnceAndAreFullTwentyTimes) {
+  Told told(false);
+  told.progress->begin(30, 2);
+  for (int i = 0; i < 23; i++) told.progress->done(bias_summed_twice());
+  told.progress->done(with(ControlResult::escaped));
+  told.progress->done(caught());
+  const std::string text = told.text();
+  EXPECT_EQ(occurrences(text, "FAILED     "), 23u);
+  EXPECT_EQ(occurrences(text, "replay     "), 20u);
+  EXPECT_TRUE(contains(text, "\nESCAPED    bias_before_reduce on ")) << text;
+  EXPECT_FALSE(contains(text, "CAUGHT"));
+}
+
+TEST(ProgressLine, OperatorsBeyondThePlanAreCountedNotPromised) {
+  Told told(false);
+  told.progress->begin(1, 1);
+  told.progress->done(healthy());
+  for (int i = 0; i < 5; i++) told.progress->done(caught());
+  told.now += 11;
+  told.progress->tick();
+  EXPECT_EQ(told.text(), "progress   1 of 1 case, 5 controls   0 did not pass\n");
+}
+
+// ---- report.json
+// ----------------------------------------------------------------------------------
+
+TEST(ReportJson, HoldsOneEntryForEachCheckOnEachCase) {
+  Report r =
+      report_of({healthy(), bias_summed_twice()}, {caught(), with(ControlResult::equivalent)});
+  r.versions = {{"mpi", "MPICH 4.0.2"}};
+  r.placement = {{"0", "node1"}, {"1", "node1:cuda0"}};
+  const StrictJson j(report_json(r));
+  EXPECT_EQ(j["schema"], "1");
+  EXPECT_EQ(j["complete"], "true");
+  EXPECT_EQ(j["exit_code"], "1");
+  EXPECT_EQ(j["versions.mpi"], "\"MPICH 4.0.2\"");
+  EXPECT_EQ(j["placement[1].rank"], "1");
+  EXPECT_EQ(j["placement[1].host"], "\"node1\"");
+  EXPECT_EQ(j["placement[1].device"], "\"cuda0\"");
+  EXPECT_EQ(j["placement[0].device"], "null");
+  EXPECT_EQ(j["lanes[0].name"], "\"processes.np4\"");
+  EXPECT_EQ(j["lanes[0].proven"], "true");
+  EXPECT_EQ(j["summary.cases"], "2");
+  EXPECT_EQ(j["summary.checks"], "6");
+  EXPECT_EQ(j["summary.passed"], "5");
+  EXPECT_EQ(j["summary.failed"], "1");
+  for (const char* none : {"vacuous", "skipped", "untested", "hung", "crashed", "controls_escaped",
+                           "controls_wrong_check"})
+    EXPECT_EQ(j[std::string("summary.") + none], "0") << none;
+  EXPECT_EQ(j["summary.controls"], "2");
+  EXPECT_EQ(j["summary.controls_caught"], "1");
+  EXPECT_EQ(j["summary.controls_equivalent"], "1");
+  EXPECT_EQ(j["summary.wall_seconds"], "34.0");
+  EXPECT_EQ(j["cases.length"], "6");
+  EXPECT_EQ(j["cases[0].line"], "\"linear_row tp=4 dtype=f64 fill=normal seed=1\"");
+  EXPECT_EQ(j["cases[0].verdict"], "\"passed\"");
+  EXPECT_EQ(j["cases[0].ratio"], "0.25");
+  EXPECT_EQ(j["cases[1].check"], "\"ledger\"");
+  EXPECT_EQ(j["cases[1].ratio"], "null");
+  EXPECT_EQ(j["cases[1].rank"], "null");
+  EXPECT_EQ(j["cases[3].verdict"], "\"failed\"");
+  EXPECT_EQ(j["cases[3].rank"], "0");
+  EXPECT_EQ(j["cases[3].index[0]"], "0");
+  EXPECT_EQ(j["cases[3].bound"], "0.0");
+  EXPECT_EQ(j["cases[3].got"], "12.0");
+  EXPECT_EQ(j["controls.length"], "2");
+  EXPECT_EQ(j["controls[0].outcome"], "\"caught\"");
+  EXPECT_EQ(j["controls[0].expected_check"], "\"forward\"");
+  EXPECT_EQ(j["controls[0].caught_by"], "\"forward\"");
+  EXPECT_EQ(j["controls[0].imitates"], "\"huggingface/text-generation-inference 1036\"");
+  EXPECT_EQ(j["controls[0].margin"], "41.0");
+}
+
+TEST(ReportJson, NumbersThatJsonCannotHoldAreWords) {
+  CaseResult c = bias_summed_twice();
+  c.checks[1].findings[0].got = nan;
+  c.checks[1].findings[0].want = -inf;
+  const StrictJson j(report_json(report_of({c})));
+  EXPECT_EQ(j["cases[1].ratio"], "\"inf\"");
+  EXPECT_EQ(j["cases[1].got"], "\"nan\"");
+  EXPECT_EQ(j["cases[1].want"], "\"-inf\"");
+}
+
+TEST(ReportJson, SurvivesBytesThatAreNotText) {
+  CaseResult c = bias_summed_twice();
+  c.checks[1].findings[0].message = "\xff\x01\"quote\"\n\xc3";
+  const std::string text = report_json(report_of({c}));
+  EXPECT_NO_THROW(StrictJson{text});
+  EXPECT_TRUE(contains(text, "\xef\xbf\xbd\\u0001\\\"quote\\\"\\n\xef\xbf\xbd"));
+}
+
+TEST(ReportJson, APassedCheckKeepsItsWorstElement) {
+  CaseResult c = healthy();
+  c.checks[0].bound = 1e-15;
+  c.checks[0].rank = 3;
+  c.checks[0].index = {5, 2};
+  const StrictJson j(report_json(report_of({c})));
+  EXPECT_EQ(j["cases[0].bound"], "1e-15");
+  EXPECT_EQ(j["cases[0].rank"], "3");
+  EXPECT_EQ(j["cases[0].index[1]"], "2");
+}
+
+// ---- junit.xml and summary.md
+// ---------------------------------------------------------------------
+
+TEST(JunitXml, EscapesEveryCharacterThatXmlForbids) {
+  EXPECT_EQ(telling::xml_text("a<b>&\"c\"'"), "a&lt;b&gt;&amp;&quot;c&quot;'");
+  EXPECT_EQ(telling::xml_text("l\n\t\r"), "l&#10;&#9;&#13;");
+  const std::string unknown = "\xef\xbf\xbd";
+  EXPECT_EQ(telling::xml_text(std::string("\0\x1b", 2)), unknown + unknown);
+  EXPECT_EQ(telling::xml_text("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"),
+            "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  EXPECT_EQ(telling::xml_text("\xc3"), unknown);                              // cut short
+  EXPECT_EQ(telling::xml_text("\xc0\xaf"), unknown + unknown);                // overlong /
+  EXPECT_EQ(telling::xml_text("\xed\xa0\x80"), unknown + unknown + unknown);  // surrogate
+  EXPECT_EQ(telling::xml_text("\xef\xbf\xbf"), unknown + unknown + unknown);  // U+FFFF
+}
+
+TEST(JunitXml, HasATestCaseForEachCheckAndControl) {
+  Report r = report_of({healthy(), bias_summed_twice(), with(Verdict::skipped)},
+                       {caught(), with(ControlResult::equivalent)});
+  r.cases[2].checks[0].note = "no \"device\" <here>";
+  const std::string xml = junit_xml(r);
+  EXPECT_TRUE(contains(xml,
+                       "<testsuites name=\"shardproof\" tests=\"10\" failures=\"1\" errors=\"0\" "
+                       "skipped=\"1\""))
+      << xml;
+  EXPECT_TRUE(contains(xml,
+                       "<testcase classname=\"linear_row\" name=\"linear_row tp=4 dtype=f64 "
+                       "fill=normal seed=1 forward\""));
+  EXPECT_TRUE(
+      contains(xml,
+               "<failure type=\"failed\" message=\"FAILED     linear_row tp=4 sp=on    "
+               "gradient of b\">FAILED     linear_row tp=4 sp=on    gradient of b&#10;at "));
+  EXPECT_TRUE(contains(xml, "<skipped message=\"no &quot;device&quot; &lt;here&gt;\"/>"));
+  EXPECT_TRUE(contains(xml, "control bias_before_reduce\""));
+}
+
+// A page of a CI that reads nothing but JUnit must be red whenever the exit code is not 0.
+TEST(JunitXml, IsRedWheneverTheExitCodeIsNotZero) {
+  Report lane = report_of({healthy()});
+  lane.required = {"mpi.np8"};
+  Report self = report_of({healthy()});
+  self.self = {2, 1, {}, 0};
+  for (const Report& r :
+       {report_of({healthy()}), report_of({}, {}), lane, self, report_of({with(Verdict::hung)}),
+        report_of({with(Verdict::vacuous)}), report_of({healthy()}, {caught("c", 2)}),
+        report_of({healthy()}, {with(ControlResult::escaped)})})
+    EXPECT_EQ(contains(junit_xml(r), "<failure"), exit_code(r) != 0) << closing(r);
+}
+
+TEST(Summary, RendersInAPullRequest) {
+  CaseResult c = bias_summed_twice();
+  c.checks[1].findings[0].means = "```\nfences";
+  ControlResult odd = caught("odd|name<b>");
+  const std::string text = summary_markdown(report_of({c}, {odd}));
+  EXPECT_TRUE(text.starts_with("## Shardproof: FAILED\n\n4 checks: 1 failed")) << text;
+  EXPECT_TRUE(contains(text, "\n````text\nFAILED     linear_row tp=4 sp=on    gradient of b\n"))
+      << text;
+  EXPECT_TRUE(contains(text, "odd\\|name&lt;b&gt;")) << text;
+  EXPECT_TRUE(contains(text, "\n| linear | 1 | 4 | 1 | 0 | 1 | 0 | 0 | 41 "));
+}
+
+TEST(Summary, StaysBelowTheLengthOfAComment) {
+  std::vector<CaseResult> cases(3000, bias_summed_twice());
+  cases[0].checks[1].findings[0].means = std::string(100000, 'm');
+  std::vector<ControlResult> controls(3000, with(ControlResult::escaped));
+  const std::string text = summary_markdown(report_of(cases, controls));
+  EXPECT_LT(text.size(), 65536u);
+  EXPECT_TRUE(contains(text, "more in report.json"));
+}
+
+// ---- files
+// ----------------------------------------------------------------------------------------
+
+TEST(ReportFolder, HoldsTheThreeFilesAndNothingElse) {
+  Folder folder;
+  const Report r = report_of({healthy(), bias_summed_twice()});
+  check_report_folder(folder / "new/deeper");
+  write_report(r, folder / "new/deeper");
+  write_report(r, folder / "new/deeper");
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "new/deeper"))
+    names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"report.json", "junit.xml", "summary.md"}));
+  EXPECT_EQ(read(folder / "new/deeper/report.json"), report_json(r));
+  EXPECT_EQ(read(folder / "new/deeper/junit.xml"), junit_xml(r));
+}
+
+TEST(ReportFolder, ThatCannotBeWrittenIsSaidBeforeTheRun) {
+  Folder folder;
+  std::ofstream(folder / "file") << "x";
+  EXPECT_THROW(check_report_folder(folder / "file"), BadInput);
+  EXPECT_THROW(check_report_folder(folder / "file/below"), BadInput);
+  EXPECT_THROW(write_report(report_of({healthy()}), folder / "file/below"), Infrastructure);
+}
+
+TEST(FailedLines, AreTheLinesThatDidNotPassEachOnce) {
+  Folder folder;
+  CaseResult twice = bias_summed_twice();
+  twice.checks[2].verdict = Verdict::crashed;
+  ControlResult escaped = with(ControlResult::escaped);
+  escaped.canonical = "linear_row tp=4 seed=1 control=escaped";
+  ControlResult feeble = caught("feeble", 3), blind = caught("blind", nan);
+  write_report(
+      report_of({healthy(), twice, with(Verdict::skipped)}, {escaped, caught(), feeble, blind}),
+      folder.path());
+  EXPECT_EQ(failed_lines(folder.path()),
+            (std::vector<std::string>{"linear_row tp=4 sp=on dtype=f64 fill=integers seed=1",
+                                      "linear_row tp=4 seed=1 control=escaped",
+                                      "linear_row tp=4 control=feeble",
+                                      "linear_row tp=4 control=blind"}));
+}
+
+TEST(FailedLines, RefuseWhatIsNotAReport) {
+  Folder folder;
+  EXPECT_THROW(failed_lines(folder / "none"), BadInput);
+  for (const char* text :
+       {"", "{", "[]", "{}", "{\"schema\": 2, \"cases\": [], \"controls\": []}", "{\"schema\": 1}",
+        "{\"schema\": 1, \"cases\": [1], \"controls\": []}",
+        "{\"schema\": 1, \"cases\": [{\"verdict\": \"failed\", \"line\": 3}], \"controls\": []}"}) {
+    std::ofstream(folder / "report.json") << text;
+    EXPECT_THROW(failed_lines(folder.path()), BadInput) << text;
+  }
+}
+
+}  // namespace
+}  // namespace shardproof
