@@ -1,0 +1,218 @@
+// The program started again by mpiexec. Its process only watches: it forks the MPI rank and notes how
+// that ended, which mpiexec would not tell (a rank that calls _exit(0) leaves mpiexec at 0).
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "oracle/comm/mpi.hpp"
+#include "oracle/comm/mpi_protocol.hpp"
+
+extern "C" __attribute__((weak)) int __lsan_do_recoverable_leak_check();
+
+namespace shardproof {
+namespace {
+
+MpiPage* crash_page = nullptr;
+
+void on_crash(int signal, siginfo_t* info, void*) {
+  int32_t none = 0;
+  if (crash_page && crash_page->signal.compare_exchange_strong(none, signal)) crash_page->address = uint64_t(info->si_addr);
+  std::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
+// On a stack of its own, so that an overflow of the ordinary one is reported too.
+void watch_for_crashes(MpiPage* page) {
+  crash_page = page;
+  static std::byte stack[64 << 10];
+  stack_t alternate{};
+  alternate.ss_sp = stack;
+  alternate.ss_size = sizeof stack;
+  ::sigaltstack(&alternate, nullptr);
+  struct sigaction action{};
+  action.sa_sigaction = on_crash;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
+  for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(s, &action, nullptr);
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+}
+
+MpiPage* make_page(const std::string& folder) {
+  const int fd = ::open(fmt::format("{}/page.{}", folder, ::getpid()).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  void* at = MAP_FAILED;
+  if (fd >= 0 && ::ftruncate(fd, sizeof(MpiPage)) == 0 && ::posix_fallocate(fd, 0, sizeof(MpiPage)) == 0)
+    at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (fd >= 0) ::close(fd);
+  if (at == MAP_FAILED)  // another machine, or a full disk: the parent then does without it
+    at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? nullptr : new (at) MpiPage;
+}
+
+[[noreturn]] void leave(const std::string& why) {
+  std::fprintf(stderr, "shardproof --worker: %s\n", why.c_str());
+  std::fflush(stderr);
+  ::_exit(3);
+}
+
+struct Arguments {
+  std::string address, folder;
+  uint64_t token = 0;
+  int ranks = 0;
+  double scale = 1;
+  bool lockstep = true;
+};
+
+Arguments read_arguments(int argc, char** argv) {
+  if (argc < 8)
+    leave("expected `--worker ADDRESS TOKEN FOLDER RANKS SCALE LOCKSTEP`, as `shardproof --transport mpi` starts it, met fewer words; "
+          "start the gate instead");
+  return {argv[2], argv[4], std::strtoull(argv[3], nullptr, 16), std::atoi(argv[5]), std::atof(argv[6]), std::string(argv[7]) == "on"};
+}
+
+class MpiRank {
+ public:
+  MpiRank(const Arguments& a, MpiPage* page, int* argc, char*** argv) : page_(page) {
+    state_.trace = &page->trace;
+    session_ = open_session(argc, argv);
+    connect(a);
+    MpiSession::Context context;
+    context.state = &state_;
+    context.page = page;
+    context.deadline_scale = a.scale;
+    context.lockstep = a.lockstep;
+    context.released = [](void* self) { return static_cast<MpiRank*>(self)->look_for_release(); };
+    context.self = this;
+    door_ = session_->door(context);
+  }
+
+  void serve(const RankMain& run) {
+    for (;;) {
+      Frame frame;
+      if (!receive_exactly(parent_, &frame, sizeof frame)) ::_exit(0);  // the parent is gone
+      std::vector<std::byte> bytes(frame.bytes);
+      if (!receive_exactly(parent_, bytes.data(), bytes.size())) ::_exit(0);
+      if (frame.kind == Frame::stop) return;
+      if (frame.kind == Frame::job) work(run, frame.number, bytes);
+    }
+  }
+
+  void finalize() {
+    if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check() != 0) ::_exit(23);
+    door_.reset();
+    session_->finalize();
+  }
+
+ private:
+  static MpiSession* open_session(int* argc, char*** argv) {
+    std::string tried;
+    const std::string file = find_module(mpi_module_name, &tried);
+    if (file.empty()) leave(fmt::format("expected the module {} in one of {}; build with MPI", mpi_module_name, tried));
+    void* module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!module) leave(fmt::format("cannot load {}: {}", file, ::dlerror()));
+    const auto open = reinterpret_cast<OpenMpiSession>(::dlsym(module, open_mpi_session_name));
+    if (!open) leave(fmt::format("{} lacks {}: it belongs to another version", file, open_mpi_session_name));
+    return open(argc, argv);
+  }
+
+  void connect(const Arguments& a) {
+    parent_ = connect_to(a.address);
+    if (parent_ < 0) leave(fmt::format("cannot reach the parent at {}: {}; is that name known on this machine?", a.address, std::strerror(errno)));
+    Hello h;
+    h.token = a.token;
+    h.rank = session_->rank();
+    h.size = session_->size();
+    h.supervisor = ::getppid();
+    h.pid = ::getpid();
+    ::gethostname(h.host, sizeof h.host - 1);
+    std::strncpy(h.library, session_->library().c_str(), sizeof h.library - 1);
+    send_frame(parent_, {Frame::hello, 0, 0}, std::as_bytes(std::span(&h, 1)));
+    if (h.size != a.ranks) ::_exit(3);  // a world of the wrong size is refused before anything else
+  }
+
+  void work(const RankMain& run, uint32_t number, std::span<const std::byte> job) {
+    release_.reset();
+    page_->trace = Trace{};
+    page_->trace.case_number = number;
+    page_->working = 1;
+    RankHost host{session_->rank(), session_->size(), door_.get(), &page_->trace, false, &state_};
+    std::vector<std::byte> record;
+    std::string text;
+    bool threw = false;
+    try {
+      record = run(host, job);
+    } catch (const std::exception& e) {
+      threw = true;
+      text = e.what();
+    } catch (...) {
+      threw = true;
+      text = "something that is no std::exception";
+    }
+    page_->trace.state = Trace::left;
+    page_->working = 0;
+    const bool clean = session_->end_job();
+    if (threw)
+      send_frame(parent_, {Frame::threw, 0, 0}, std::as_bytes(std::span(text.data(), text.size())));
+    else
+      send_frame(parent_, {Frame::record, uint32_t(!clean), 0}, record);
+  }
+
+  std::optional<std::pair<Released::Cause, std::string>> look_for_release() {
+    if (release_) return release_;
+    Frame frame;
+    const ssize_t n = ::recv(parent_, &frame, sizeof frame, MSG_PEEK | MSG_DONTWAIT);
+    if (n == 0) ::_exit(0);  // the parent is gone
+    if (n != ssize_t(sizeof frame) || frame.kind != Frame::release) return std::nullopt;
+    receive_exactly(parent_, &frame, sizeof frame);
+    std::string why(frame.bytes, '\0');
+    if (!receive_exactly(parent_, why.data(), why.size())) ::_exit(0);
+    return release_ = std::pair(Released::Cause(frame.number), why);
+  }
+
+  MpiPage* page_;
+  RankState state_;
+  MpiSession* session_ = nullptr;
+  int parent_ = -1;
+  std::unique_ptr<Door> door_;
+  std::optional<std::pair<Released::Cause, std::string>> release_;
+};
+
+}  // namespace
+
+int mpi_worker(int argc, char** argv, const RankMain& run) {
+  const Arguments a = read_arguments(argc, argv);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  MpiPage* page = make_page(a.folder);
+  if (!page) leave("cannot map a page of memory");
+  const pid_t child = ::fork();
+  if (child < 0) leave(fmt::format("fork: {}", std::strerror(errno)));
+  if (child > 0) {
+    page->rank_pid = child;
+    int status = 0;
+    while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    page->status = status;
+    page->ended = 1;
+    ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+  }
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  watch_for_crashes(page);
+  MpiRank rank(a, page, &argc, &argv);
+  rank.serve(run);
+  rank.finalize();
+  ::_exit(0);
+}
+
+}  // namespace shardproof

@@ -1,0 +1,448 @@
+// Ranks as MPI processes, seen from the parent: starts the launcher, hands out jobs, believes only
+// whole records and wait statuses. No MPI in here.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "oracle/case.hpp"
+#include "oracle/comm/mpi.hpp"
+#include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/standing.hpp"
+#include "oracle/comm/world.hpp"
+
+namespace shardproof {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+// Options with which a launcher reaches other machines; then ranks call back over TCP.
+bool leaves_this_machine(const std::vector<std::string>& launcher) {
+  for (const std::string& w : launcher)
+    if (w == "-f" || w == "-hosts" || w == "-host" || w == "--hostfile" || w == "-hostfile" || w == "--host" || w.ends_with("srun")) return true;
+  return false;
+}
+
+// A file that may grow while it is read: the launcher's own words.
+std::string tail_of(const std::string& path) {
+  std::ifstream in(path);
+  std::string text((std::istreambuf_iterator<char>(in)), {}), out;
+  for (char c : text) out += c == '\n' ? ' ' : c;
+  return out.size() > 600 ? "..." + out.substr(out.size() - 600) : out;
+}
+
+struct RankLink {
+  int fd = -1;
+  Hello hello;
+  MpiPage* page = nullptr;
+  bool reported = false;   // record or text of this job is in
+  RankOutcome outcome;
+};
+
+class MpiWorld final : public World {
+ public:
+  explicit MpiWorld(const WorldSpec& spec) : spec_(spec), links_(size_t(spec.ranks)) {
+    launcher_ = words_of(spec.mpiexec.empty() ? "mpiexec" : spec.mpiexec);
+    local_ = !leaves_this_machine(launcher_);
+    try {
+      make_folder();
+      listen();
+      launch();
+      gather_ranks();
+    } catch (...) {
+      end();
+      throw;
+    }
+  }
+  ~MpiWorld() override { end(); }
+
+  bool alive() const override { return alive_; }
+  std::string description() const override { return fmt::format("mpi, {} ranks, {}", spec_.ranks, links_[0].hello.library); }
+
+  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number, double deadline) override {
+    begun_ = Clock::now();
+    released_ = false;
+    lost_at_.reset();
+    for (RankLink& l : links_) {
+      l.reported = false;
+      l.outcome = {};
+      if (!send_frame(l.fd, {Frame::job, case_number, 0}, job)) lose(l);
+    }
+    while (!all_reported()) {
+      receive(0.005);
+      if (lost_at_ && seconds_since(*lost_at_) > grace_seconds) break;
+      if (local_ && !released_) watch_for_deadlock();
+      const double limit = deadline * spec_.deadline_scale;
+      if (!released_ && seconds_since(begun_) > limit) give_up(limit);
+      if (seconds_since(begun_) > limit + (kill_after_seconds - case_deadline_seconds)) break;
+    }
+    return outcomes();
+  }
+
+ private:
+  static constexpr double grace_seconds = 0.5;
+
+  void make_folder() {
+    const char* temporary = std::getenv("TMPDIR");
+    std::string pattern = spec_.run_directory.empty() ? std::string(temporary ? temporary : "/tmp") : spec_.run_directory;
+    pattern += "/shardproof.XXXXXX";
+    if (!::mkdtemp(pattern.data()))
+      throw Infrastructure(fmt::format("run directory: expected a folder that can be made as {}, met '{}'; set TMPDIR to one that can be written to", pattern, std::strerror(errno)));
+    folder_ = pattern;
+    if (::getrandom(&token_, sizeof token_, 0) != sizeof token_) token_ = uint64_t(Clock::now().time_since_epoch().count());
+  }
+
+  void listen() {
+    if (local_) {
+      sockaddr_un a{};
+      a.sun_family = AF_UNIX;
+      const std::string path = folder_ + "/parent";
+      if (path.size() >= sizeof a.sun_path)
+        throw Infrastructure(fmt::format("run directory: expected a path under {} characters, met {}; set TMPDIR to a shorter one", sizeof a.sun_path, path));
+      std::strcpy(a.sun_path, path.c_str());
+      listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 || ::listen(listener_, 64) != 0)
+        throw Infrastructure(fmt::format("cannot listen on {}: {}", path, std::strerror(errno)));
+      address_ = "unix:" + path;
+      return;
+    }
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_ANY);
+    listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t length = sizeof a;
+    if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 || ::listen(listener_, 64) != 0 ||
+        ::getsockname(listener_, reinterpret_cast<sockaddr*>(&a), &length) != 0)
+      throw Infrastructure(fmt::format("cannot listen for ranks on other machines: {}", std::strerror(errno)));
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    address_ = fmt::format("tcp:{}:{}", host, ntohs(a.sin_port));
+  }
+
+  void launch() {
+    std::vector<std::string> words = launcher_;
+    words.insert(words.end(), {"-n", std::to_string(spec_.ranks), program(), "--worker", address_, fmt::format("{:x}", token_), folder_,
+                               std::to_string(spec_.ranks), fmt::format("{}", spec_.deadline_scale), spec_.lockstep ? "on" : "off"});
+    int report[2];
+    if (::pipe2(report, O_CLOEXEC) != 0) throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
+    std::fflush(nullptr);
+    launcher_pid_ = ::fork();
+    if (launcher_pid_ < 0) throw Infrastructure(fmt::format("fork: {}", std::strerror(errno)));
+    if (launcher_pid_ == 0) {
+      exec_launcher(words, report[1]);
+    }
+    ::close(report[1]);
+    int failure = 0;
+    const bool failed = ::read(report[0], &failure, sizeof failure) == sizeof failure;
+    ::close(report[0]);
+    if (failed)
+      throw Infrastructure(fmt::format("--mpiexec: expected a launcher that can be started, met '{}': {}; install MPICH (scripts/setup) or name it with --mpiexec",
+                                       launcher_[0], std::strerror(failure)));
+  }
+
+  [[noreturn]] void exec_launcher(const std::vector<std::string>& words, int report) const {
+    ::setpgid(0, 0);  // a Ctrl-C at the terminal is the parent's to handle
+    const int null = ::open("/dev/null", O_RDONLY), log = ::open(log_file().c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    ::dup2(null, 0);
+    if (log >= 0) {
+      ::dup2(log, 1);
+      ::dup2(log, 2);
+    }
+    ::setenv("UCX_MEM_EVENTS", "n", 0);  // its hooks break the sanitizers
+    if (local_) {
+      ::setenv("UCX_NET_DEVICES", "lo", 0);  // over tcp it hangs where no device is named
+      ::setenv("FI_PROVIDER", "tcp", 0);
+    }
+    std::vector<char*> argv;
+    for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
+    argv.push_back(nullptr);
+    ::execvp(argv[0], argv.data());
+    const int failure = errno;
+    (void)!::write(report, &failure, sizeof failure);
+    ::_exit(127);
+  }
+
+  std::string log_file() const { return folder_ + "/launcher.log"; }
+
+  std::string program() const {
+    std::error_code e;
+    const auto self = std::filesystem::read_symlink("/proc/self/exe", e);
+    return e ? spec_.program : self.string();
+  }
+
+  // Every rank calls back and says who it is. A launcher of another MPI starts p worlds of one.
+  void gather_ranks() {
+    const double limit = 120 * std::max(1.0, spec_.deadline_scale);
+    const auto begin = Clock::now();
+    for (int present = 0; present < spec_.ranks;) {
+      if (launcher_gone())
+        throw Infrastructure(fmt::format("the launcher '{}' ended before its {} ranks had called back: {}; try it by hand, or name another with --mpiexec",
+                                         fmt::join(launcher_, " "), spec_.ranks, tail_of(log_file())));
+      if (seconds_since(begin) > limit)
+        throw Infrastructure(fmt::format("{} of {} ranks called back within {:.0f} s of '{}': {}; check that every host can be reached and has enough slots",
+                                         present, spec_.ranks, limit, fmt::join(launcher_, " "), tail_of(log_file())));
+      pollfd p{listener_, POLLIN, 0};
+      if (::poll(&p, 1, 5) <= 0) continue;
+      const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      Frame frame;
+      Hello hello;
+      if (fd < 0) continue;
+      if (!receive_exactly(fd, &frame, sizeof frame) || frame.kind != Frame::hello || frame.bytes != sizeof hello ||
+          !receive_exactly(fd, &hello, sizeof hello) || hello.token != token_) {
+        ::close(fd);  // not one of ours
+        continue;
+      }
+      if (hello.size != spec_.ranks) {
+        ::close(fd);
+        throw Infrastructure(fmt::format("expected a world of {} ranks, met one of {}: '{}' belongs to another MPI than the library of the ranks ({}); name the right one with --mpiexec",
+                                         spec_.ranks, hello.size, fmt::join(launcher_, " "), hello.library));
+      }
+      RankLink& l = links_[size_t(hello.rank)];
+      l.fd = fd;
+      l.hello = hello;
+      if (local_) l.page = map_page(hello.supervisor);
+      ++present;
+    }
+  }
+
+  MpiPage* map_page(int supervisor) const {
+    const int fd = ::open(fmt::format("{}/page.{}", folder_, supervisor).c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) return nullptr;
+    void* at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    return at == MAP_FAILED ? nullptr : static_cast<MpiPage*>(at);
+  }
+
+  bool launcher_gone() {
+    if (launcher_pid_ <= 0) return true;
+    int status;
+    if (::waitpid(launcher_pid_, &status, WNOHANG) != launcher_pid_) return false;
+    launcher_pid_ = -1;
+    return true;
+  }
+
+  bool all_reported() const {
+    return std::all_of(links_.begin(), links_.end(), [](const RankLink& l) { return l.reported; });
+  }
+
+  void receive(double seconds) {
+    std::vector<pollfd> polls;
+    std::vector<RankLink*> who;
+    for (RankLink& l : links_)
+      if (l.fd >= 0 && !l.reported) {
+        polls.push_back({l.fd, POLLIN, 0});
+        who.push_back(&l);
+      }
+    if (polls.empty() || ::poll(polls.data(), polls.size(), int(seconds * 1000)) <= 0) return;
+    for (size_t i = 0; i < polls.size(); ++i)
+      if (polls[i].revents) receive_from(*who[i]);
+  }
+
+  void receive_from(RankLink& l) {
+    Frame frame;
+    if (!receive_exactly(l.fd, &frame, sizeof frame) || frame.bytes > longest_frame) return lose(l);
+    std::vector<std::byte> bytes(frame.bytes);
+    if (!receive_exactly(l.fd, bytes.data(), bytes.size())) return lose(l);
+    l.reported = true;
+    if (l.page) l.outcome.trace = snapshot(l.page->trace);
+    if (frame.kind == Frame::record) {
+      l.outcome.end = RankOutcome::finished;
+      l.outcome.record = std::move(bytes);
+      if (frame.number) alive_ = false;  // messages are left over: this world has had its day
+    } else {
+      l.outcome.end = RankOutcome::threw;
+      l.outcome.text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      alive_ = false;
+    }
+  }
+
+  // The socket of a rank closed before its record: it died. Its supervisor knows how.
+  void lose(RankLink& l) {
+    alive_ = false;
+    l.reported = true;
+    RankOutcome& o = l.outcome;
+    o.end = RankOutcome::signalled;
+    o.text = "its connection closed before its record was whole; it died on its machine";
+    if (l.page) {
+      o.trace = snapshot(l.page->trace);
+      for (int i = 0; i < 200 && !l.page->ended.load(); ++i) ::usleep(1000);
+      if (l.page->ended.load()) describe_end(*l.page, o);
+    }
+    if (::close(l.fd); true) l.fd = -1;
+    if (!lost_at_) lost_at_ = Clock::now();
+    const std::string how = o.end == RankOutcome::exited ? fmt::format("left the process with exit code {}", o.code) : o.text;
+    release(Released::peer_lost, fmt::format("rank {} {} {}", l.hello.rank, how, place(o.trace)));
+  }
+
+  static void describe_end(const MpiPage& page, RankOutcome& o) {
+    const int status = page.status;
+    if (WIFEXITED(status)) {
+      o.end = RankOutcome::exited;
+      o.code = WEXITSTATUS(status);
+      o.text.clear();
+    } else {
+      o.code = WTERMSIG(status);
+      const int caught = page.signal.load();
+      o.text = fmt::format("was killed by {}", signal_name(o.code));
+      if (caught == SIGSEGV || caught == SIGBUS) o.text += fmt::format(" at address 0x{:x}", page.address);
+    }
+  }
+
+  static std::string signal_name(int s) {
+    const char* abbreviation = ::sigabbrev_np(s);
+    return abbreviation ? fmt::format("signal {} (SIG{})", s, abbreviation) : fmt::format("signal {}", s);
+  }
+
+  void release(Released::Cause cause, const std::string& why) {
+    if (released_) return;
+    released_ = true;
+    alive_ = false;
+    for (RankLink& l : links_)
+      if (l.fd >= 0 && !l.reported)
+        send_frame(l.fd, {Frame::release, uint32_t(cause), 0}, std::as_bytes(std::span(why.data(), why.size())));
+  }
+
+  // All live ranks wait and none of them gets on although each has looked again and again: nobody is
+  // left who could end a wait. Ranks that handed in their record do not count.
+  void watch_for_deadlock() {
+    uint64_t progress = 0, least_polls = UINT64_MAX;
+    for (const RankLink& l : links_) {
+      if (!l.page) return;
+      progress += l.page->progress.load();
+      if (l.reported) continue;
+      if (l.page->trace.state != Trace::waiting) {
+        watched_.reset();
+        return;
+      }
+      least_polls = std::min(least_polls, l.page->polls.load());
+    }
+    if (least_polls == UINT64_MAX) return;
+    if (!watched_ || watched_->progress != progress || watched_->begun != begun_) {
+      watched_ = Watch{progress, {}, Clock::now(), begun_};
+      for (const RankLink& l : links_) watched_->polls.push_back(l.page->polls.load());
+      return;
+    }
+    for (size_t r = 0; r < links_.size(); ++r)
+      if (!links_[r].reported && links_[r].page->polls.load() < watched_->polls[r] + 500) return;
+    if (seconds_since(watched_->since) < 0.03) return;
+    std::vector<Trace> traces;
+    for (const RankLink& l : links_) traces.push_back(snapshot(l.page->trace));
+    release(Released::deadlock, "deadlock: every rank that is left waits\n" + standings(traces));
+  }
+
+  // Past the deadline: ranks that wait are let go, those that do not are what hangs.
+  void give_up(double limit) {
+    std::vector<int> hung;
+    for (RankLink& l : links_)
+      if (!l.reported && (!l.page || l.page->trace.state != Trace::waiting)) hung.push_back(l.hello.rank);
+    hung_ = hung;
+    release(Released::deadline, fmt::format("no end within {:.1f} s: {} made no call", limit, rank_list(hung)));
+  }
+
+  std::vector<RankOutcome> outcomes() {
+    std::vector<RankOutcome> out;
+    for (RankLink& l : links_) {
+      if (!l.reported) {
+        alive_ = false;
+        l.outcome.end = std::find(hung_.begin(), hung_.end(), l.hello.rank) != hung_.end() ? RankOutcome::hung : RankOutcome::ended;
+        if (l.page) l.outcome.trace = snapshot(l.page->trace);
+      }
+      out.push_back(std::move(l.outcome));
+    }
+    if (!alive_) end();
+    return out;
+  }
+
+  // Nothing of the world is left behind.
+  void end() {
+    alive_ = false;
+    bool all_connected = true;
+    for (RankLink& l : links_) {
+      all_connected = all_connected && l.fd >= 0;
+      if (l.fd >= 0) send_frame(l.fd, {Frame::stop, 0, 0}, {});
+    }
+    const double patience = all_connected && !released_ ? 3 : 0;
+    for (const auto begin = Clock::now(); launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;) ::usleep(500);
+    if (launcher_pid_ > 0) {
+      ::kill(launcher_pid_, SIGTERM);
+      for (const auto begin = Clock::now(); !launcher_gone() && seconds_since(begin) < 0.2;) ::usleep(500);
+      if (launcher_pid_ > 0) {
+        ::kill(launcher_pid_, SIGKILL);
+        ::waitpid(launcher_pid_, nullptr, 0);
+        launcher_pid_ = -1;
+      }
+    }
+    for (RankLink& l : links_) {
+      if (l.page) {
+        if (const int pid = l.page->rank_pid.load(); pid > 0 && !l.page->ended.load()) ::kill(pid, SIGKILL);
+        ::munmap(l.page, sizeof(MpiPage));
+        l.page = nullptr;
+      }
+      if (l.fd >= 0) ::close(l.fd);
+      l.fd = -1;
+    }
+    if (listener_ >= 0) ::close(listener_);
+    listener_ = -1;
+    std::error_code e;
+    if (!folder_.empty()) std::filesystem::remove_all(folder_, e);
+  }
+
+  struct Watch {
+    uint64_t progress;
+    std::vector<uint64_t> polls;
+    Clock::time_point since, begun;
+  };
+  WorldSpec spec_;
+  std::vector<RankLink> links_;
+  std::vector<std::string> launcher_;
+  bool local_ = true, alive_ = true, released_ = false;
+  std::string folder_, address_;
+  uint64_t token_ = 0;
+  int listener_ = -1;
+  pid_t launcher_pid_ = -1;
+  Clock::time_point begun_;
+  std::optional<Clock::time_point> lost_at_;
+  std::optional<Watch> watched_;
+  std::vector<int> hung_;
+};
+
+}  // namespace
+
+std::string mpi_missing() {
+  std::string tried;
+  if (!find_module(mpi_module_name, &tried).empty()) return "";
+  return fmt::format("built without MPI ({} is in none of {})", mpi_module_name, tried);
+}
+
+std::unique_ptr<World> start_mpi_world(const WorldSpec& spec, RankMain) {
+  if (const std::string missing = mpi_missing(); !missing.empty())
+    throw BadInput("transport: expected a build with MPI, met one that was " + missing + "; install MPICH and configure again");
+  return std::make_unique<MpiWorld>(spec);
+}
+
+}  // namespace shardproof
