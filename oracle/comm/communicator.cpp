@@ -108,8 +108,9 @@ void require_alike(const Call& c, const View& in, const View& out) {
 }
 void require_dim(const Call& c, const char* what, const View& v, int dim) {
   if (dim < 0 || dim >= int(v.shape.size()))
-    refuse(c, std::string(what) + " from 0 to " + std::to_string(int(v.shape.size()) - 1) +
-                  " for shape " + shape_text(v.shape),
+    refuse(c,
+           std::string(what) + " from 0 to " + std::to_string(int(v.shape.size()) - 1) +
+               " for shape " + shape_text(v.shape),
            std::to_string(dim), "count dims from the outermost, 0");
 }
 void require_shape(const Call& c, const char* what, std::span<const int64_t> met,
@@ -119,8 +120,7 @@ void require_shape(const Call& c, const char* what, std::span<const int64_t> met
            shape_text(met), "allocate what the operation returns");
 }
 void require_reduction(const Call& c) {
-  if (c.reduce == Reduce::none)
-    refuse(c, "a reduction: sum, avg or max", "none", "name one");
+  if (c.reduce == Reduce::none) refuse(c, "a reduction: sum, avg or max", "none", "name one");
   if (c.reduce == Reduce::avg && !is_float(c.dtype))
     refuse(c, "a floating dtype for avg", name(c.dtype),
            "sum, and divide by the group's size with the rounding that you mean");
@@ -140,12 +140,14 @@ void require_blocks(const Call& c, const char* what, std::span<const int64_t> ex
              std::to_string(extent), "give the block extents by member");
     return;
   }
-  const bool right = int(extents.size()) == p &&
-                     std::all_of(extents.begin(), extents.end(), [](int64_t e) { return e >= 0; }) &&
-                     std::accumulate(extents.begin(), extents.end(), int64_t(0)) == extent;
+  const bool right =
+      int(extents.size()) == p &&
+      std::all_of(extents.begin(), extents.end(), [](int64_t e) { return e >= 0; }) &&
+      std::accumulate(extents.begin(), extents.end(), int64_t(0)) == extent;
   if (!right)
-    refuse(c, std::string(what) + " extents of " + std::to_string(p) + " members that add up to " +
-                  std::to_string(extent),
+    refuse(c,
+           std::string(what) + " extents of " + std::to_string(p) + " members that add up to " +
+               std::to_string(extent),
            shape_text(extents), "one non-negative extent a member, in group order");
 }
 void require_in_shape_of_out(const Call& c, const View& in, const View& out) {
@@ -199,9 +201,9 @@ void require_exchange(const Call& c, const View& in, const View& out, int split_
   Shape sent = in.shape, received = out.shape;
   sent[s] = split.empty() ? in.shape[s] / p : split[me];
   received[k] = concat.empty() ? out.shape[k] / p : concat[me];
-  require_shape(c, "the block of out from myself", received, sent,
-                "the block of in to myself; in " + shape_text(in.shape) + ", out " +
-                    shape_text(out.shape));
+  require_shape(
+      c, "the block of out from myself", received, sent,
+      "the block of in to myself; in " + shape_text(in.shape) + ", out " + shape_text(out.shape));
 }
 
 }  // namespace
@@ -229,9 +231,8 @@ struct Communicator::Packed {
     if (in.laid_out_for_the_door() && !disturbed) return in.view;
     require_host(c, in.view);
     in_view = reserve(in_bytes, in);
-    in.for_each_block([&](const View& block, int64_t offset) {
-      pack(block, in_view.data + offset);
-    });
+    in.for_each_block(
+        [&](const View& block, int64_t offset) { pack(block, in_view.data + offset); });
     receives_in_place = may_alias && same_view(in.view, out);
     return in_view;
   }
@@ -245,9 +246,8 @@ struct Communicator::Packed {
   }
   static void deliver(const View& received, const Side& out) {
     if (received.data == out.view.data) return;
-    out.for_each_block([&](const View& block, int64_t offset) {
-      unpack(received.data + offset, block);
-    });
+    out.for_each_block(
+        [&](const View& block, int64_t offset) { unpack(received.data + offset, block); });
   }
 };
 
@@ -364,7 +364,9 @@ Ticket Communicator::shift(const View& in, const View& out, int hop, Site site) 
   require_alike(c, in, out);
   if (size() > 1 && modulo(hop, size()) != 0) return begin(c, in, out);
   if (in.elements() != out.elements())  // my own block comes back
-    refuse(c, "out of " + std::to_string(in.elements()) + " elements, as in, since the shift ends "
+    refuse(c,
+           "out of " + std::to_string(in.elements()) +
+               " elements, as in, since the shift ends "
                "where it began",
            std::to_string(out.elements()), "allocate what the operation returns");
   if (size() > 1) return begin(c, in, out);
@@ -449,10 +451,10 @@ Communicator& Communicator::subgroup(std::vector<int> places, const std::string&
   const bool inside = !sorted.empty() && sorted.front() >= 0 && sorted.back() < size();
   if (mine == places.end() || !distinct || !inside) {
     std::vector<int64_t> met(places.begin(), places.end());
-    throw std::invalid_argument("subgroup of " + group_.label + ": expected distinct places from 0 to " +
-                                std::to_string(size() - 1) + " that hold mine, " +
-                                std::to_string(group_.me) + ", met " + shape_text(met) +
-                                "; every member names the same places");
+    throw std::invalid_argument(
+        "subgroup of " + group_.label + ": expected distinct places from 0 to " +
+        std::to_string(size() - 1) + " that hold mine, " + std::to_string(group_.me) + ", met " +
+        shape_text(met) + "; every member names the same places");
   }
   auto& part = parts_[{label, places}];
   if (!part) {

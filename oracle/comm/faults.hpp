@@ -3,7 +3,8 @@
 //   fault=OPERATOR@PHASE.AXIS.NUMBER[@rankR]     fault=skip@backward.tp.1@rank2
 //
 // Call faults change which call is made (above the ledger); payload faults leave the calls alone and
-// edit buffers (below lockstep). The table of operators, with what each one does, is in faults.cpp.
+// edit buffers (below the ledger). The table of operators is at the end of fault_operators.cpp; what
+// each of them is equivalent to, and where, is in README.md.
 #pragma once
 #include <cstdint>
 #include <functional>

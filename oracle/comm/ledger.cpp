@@ -39,8 +39,8 @@ std::string what(const LedgerEntry& e) {
     case Op::broadcast:
       return fmt::format("broadcast from member {}, {}", e.hop, payload);
     case Op::all_to_all:
-      return fmt::format("all_to_all, {} (sends {}, receives {})", payload,
-                         fmt::join(e.send, ","), fmt::join(e.recv, ","));
+      return fmt::format("all_to_all, {} (sends {}, receives {})", payload, fmt::join(e.send, ","),
+                         fmt::join(e.recv, ","));
     case Op::barrier:
       return "barrier";
     case Op::all_gather:
