@@ -1,0 +1,394 @@
+// The program from outside: exit codes, one clear line for a wrong call, and what list and explain
+// say. SHARDPROOF_PROGRAM names the program; else it is the one beside this test.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "oracle/command.hpp"
+#include "oracle/registry.hpp"
+
+namespace shardproof {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+std::string program() {
+  if (const char* given = std::getenv("SHARDPROOF_PROGRAM")) return given;
+  return fs::read_symlink("/proc/self/exe").parent_path() / "shardproof";
+}
+
+// A folder that is gone afterwards.
+struct Folder {
+  fs::path path;
+  Folder() {
+    std::string name = fs::temp_directory_path() / "shardproof-command-XXXXXX";
+    path = mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path); }
+  std::string operator/(const char* name) const { return path / name; }
+};
+
+std::string text_of(const fs::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+struct Ended {
+  int code = -1;  // exit code, or 128 + signal
+  std::string out, err;
+};
+
+[[noreturn]] void become(const Words& words, const std::string& out, const std::string& err) {
+  if (out.empty())
+    close(STDOUT_FILENO);
+  else
+    dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
+  dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+  std::string self = program();
+  std::vector<char*> argv = {self.data()};
+  Words copy = words;
+  for (std::string& word : copy) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  execv(self.c_str(), argv.data());
+  _exit(126);
+}
+
+// With out empty, standard output is closed. `during` gets the process while it runs.
+template <class During>
+Ended start(const Words& words, const std::string& out, During during) {
+  Folder folder;
+  std::string err = folder / "err";
+  pid_t child = fork();
+  if (child == 0) become(words, out, err);
+  during(child);
+  int status = 0;
+  waitpid(child, &status, 0);
+  Ended ended;
+  ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  ended.err = text_of(err);
+  return ended;
+}
+
+Ended call(const Words& words) {
+  Folder folder;
+  std::string out = folder / "out";
+  Ended ended = start(words, out, [](pid_t) {});
+  ended.out = text_of(out);
+  return ended;
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string first_contract() { return all_families().contracts().front().name; }
+
+class Command : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(access(program().c_str(), X_OK), 0) << "expected the program at " << program()
+                                                  << "; build it, or name it in SHARDPROOF_PROGRAM";
+  }
+};
+
+struct Wrong {
+  Words words;
+  Words says;  // parts of the one line on standard error
+};
+
+TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
+  const std::string c = first_contract();
+  Folder folder;
+  const std::string file = folder / "file";
+  std::ofstream(file) << "no folder";
+  const std::vector<Wrong> table = {
+      {{}, {"command", "gate, run, list, explain"}},
+      {{"gaet"}, {"'gaet'", "did you mean 'gate'"}},
+      {{"gate", "--tire", "smoke"}, {"--tire", "did you mean '--tier'"}},
+      {{"gate", "--tier", "smok"}, {"--tier", "smoke", "'smok'"}},
+      {{"gate", "--tier"}, {"--tier"}},
+      {{"gate", "--tier", "ci", "--tier", "smoke"}, {"--tier", "once", "ci, smoke"}},
+      {{"gate", "--ranks", "two"}, {"--ranks", "integer", "'two'"}},
+      {{"gate", "--ranks", "0"}, {"--ranks", "from 1", "'0'"}},
+      {{"gate", "--ranks", "61"}, {"empty"}},
+      {{"gate", "--transport", "proceses"}, {"--transport", "did you mean 'processes'"}},
+      {{"gate", "--device", "gpu"}, {"--device", "host", "cuda", "'gpu'"}},
+      {{"gate", "--dtype", "fp32"}, {"--dtype", "did you mean 'f32'"}},
+      {{"gate", "--dtype", "e4m3"}, {"--dtype", "not there yet"}},
+      {{"gate", "--subject", "nobody"}, {"--subject", "'nobody'"}},
+      {{"gate", "--check", "forwrad"}, {"forwrad", "forward"}},
+      {{"gate", "--require", "proceses.np4"}, {"--require", "proceses.np4", "processes"}},
+      {{"gate", "--seed", "-1"}, {"--seed", "18446744073709551615", "'-1'"}},
+      {{"gate", "--seeds", "0"}, {"--seeds", "from 1", "'0'"}},
+      {{"gate", "--jobs", "x"}, {"--jobs", "integer", "'x'"}},
+      {{"gate", "--deadline-scale", "nan"}, {"--deadline-scale", "number", "'nan'"}},
+      {{"gate", "--deadline-scale", "0"}, {"--deadline-scale", "'0'"}},
+      {{"gate", "--report", file}, {"--report", file}},
+      {{"gate", "--report", "/dev/null/x"}, {"--report", "/dev/null/x"}},
+      {{"gate", "--failed", folder / "none"}, {folder / "none"}},
+      {{"gate", "no_such_family"}, {"'no_such_family'"}},
+      {{"run"}, {"empty line"}},
+      {{"run", ""}, {"empty line"}},
+      {{"run", c.substr(0, c.size() - 1)}, {"did you mean"}},
+      {{"run", c, "tp=2", "tp=2"}, {"'tp'", "twice"}},
+      {{"run", c + " tp=2 tp=2"}, {"'tp'", "twice"}},
+      {{"run", c, "tp=65"}, {"'tp'", "from 1 to 64", "'65'"}},
+      {{"run", c, "tp=64", "dp=64", "axis=tp"}, {"tp=64", "dp=64", "4096"}},
+      {{"run", c, "dtype=e5m2"}, {"'dtype'", "not there yet"}},
+      {{"run", c, "nodes=2"}, {"'nodes'", "explain"}},
+      {{"run", c, "fault=skpi@forward.tp.1"}, {"fault", "did you mean"}},
+      {{"run", c, "control=nothing"}, {"'control'", "'nothing'"}},
+      {{"run", c, "subject=nobody"}, {"'subject'", "'nobody'"}},
+      {{"run", c, "--check", "gradeint"}, {"gradeint", "gradient"}},
+      {{"run", c, "--transport", "mpi"}, {"--transport", "transport="}},
+      {{"run", c, "--in-process"}, {"--in-process", "transport=threads"}},
+      {{"list", "no_such_thing"}, {"'no_such_thing'"}},
+      {{"list", "a", "b"}, {"at most one"}},
+      {{"explain"}, {"empty line"}},
+      {{"explain", c, "tp=4", "nodes=3"}, {"'nodes'", "divisor", "4 ranks"}},
+      {{"explain", c, "tp=4", "nodes=0"}, {"'nodes'", "from 1"}},
+  };
+  for (const Wrong& wrong : table) {
+    Ended ended = call(wrong.words);
+    std::string called;
+    for (const std::string& word : wrong.words) called += " '" + word + "'";
+    EXPECT_EQ(ended.code, 2) << called << "\n" << ended.err;
+    EXPECT_EQ(ended.out, "") << called;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << called << "\n"
+                                                                       << ended.err;
+    for (const std::string& part : wrong.says)
+      EXPECT_TRUE(holds(ended.err, part)) << called << "\nsays " << ended.err << "not  " << part;
+  }
+}
+
+TEST_F(Command, ARefusedCallLeavesNoFolder) {
+  Folder folder;
+  const std::string report = folder / "report";
+  EXPECT_EQ(call({"gate", "no_such_family", "--report", report}).code, 2);
+  EXPECT_EQ(call({"gate", "--ranks", "61", "--report", report}).code, 2);
+  EXPECT_EQ(call({"run", first_contract(), "tp=65", "--report", report}).code, 2);
+  EXPECT_FALSE(fs::exists(report));
+}
+
+TEST_F(Command, HelpNamesTheCommandsAndExitCodes) {
+  Ended ended = call({"--help"});
+  EXPECT_EQ(ended.code, 0);
+  for (const char* part : {"gate", "run", "list", "explain", "130"})
+    EXPECT_TRUE(holds(ended.out, part));
+  EXPECT_EQ(call({"gate", "--help"}).code, 0);
+  EXPECT_TRUE(holds(call({"run", "--help"}).out, "--check"));
+}
+
+TEST_F(Command, ListNamesEverything) {
+  Ended ended = call({"list"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  Registry r = all_families();
+  for (const auto& c : r.contracts()) EXPECT_TRUE(holds(ended.out, c.name)) << c.name;
+  for (const auto& c : r.controls()) EXPECT_TRUE(holds(ended.out, "control=" + c.name)) << c.name;
+  for (const char* part :
+       {"families", "checks", "fault operators", "lanes", "gradient", "skip", "seed=1"})
+    EXPECT_TRUE(holds(ended.out, part)) << part;
+}
+
+TEST_F(Command, ListNarrows) {
+  Ended ended = call({"list", "lost_element"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_TRUE(holds(ended.out, "lost_element"));
+  EXPECT_FALSE(holds(ended.out, "families"));
+}
+
+TEST_F(Command, TableHasARowForEachContract) {
+  Ended ended = call({"list", "--table"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  auto contracts = all_families().contracts();
+  EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'),
+            std::ptrdiff_t(contracts.size() + 2));
+  for (const auto& c : contracts) EXPECT_TRUE(holds(ended.out, "| `" + c.name + "` |"));
+}
+
+TEST_F(Command, RunJudgesOneLineQuotedOrNot) {
+  const std::string c = first_contract();
+  Ended apart = call({"run", c, "tp=2", "--check", "forward"});
+  Ended quoted = call({"run", "--check", "forward", c + " tp=2"});
+  EXPECT_EQ(apart.code, 0) << apart.out << apart.err;
+  EXPECT_EQ(quoted.code, 0) << quoted.out << quoted.err;
+  for (const Ended& ended : {apart, quoted}) {
+    EXPECT_TRUE(holds(ended.out, "PASSED"));
+    EXPECT_TRUE(holds(ended.out, c + " tp=2"));
+    EXPECT_TRUE(holds(ended.out, "forward"));
+    EXPECT_FALSE(holds(ended.out, "gradient"));
+  }
+  EXPECT_TRUE(
+      holds(call({"run", c, "tp=2", "--canonical"}).out, "transport=processes device=host"));
+}
+
+TEST_F(Command, ABrokenTwinFailsAndAReplayLineIsShown) {
+  const auto controls = all_families().controls();
+  auto broken = std::find_if(controls.begin(), controls.end(), [](const Control& control) {
+    return control.check == "forward" && control.make != nullptr;
+  });
+  ASSERT_NE(broken, controls.end());
+  Folder folder;
+  Ended ended =
+      call({"run", broken->witness + " control=" + broken->name, "--report", folder / "report"});
+  EXPECT_EQ(ended.code, 1) << ended.out << ended.err;
+  EXPECT_TRUE(holds(ended.out, "FAILED"));
+  EXPECT_TRUE(holds(ended.out, program() + " run " + broken->contract));
+  EXPECT_TRUE(holds(text_of(folder / "report/report.json"), "\"complete\": true"));
+}
+
+TEST_F(Command, DryRunRunsNothing) {
+  Ended ended = call({"gate", "--tier", "smoke", "--dry-run", "--ranks", "2"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(holds(ended.out, "tp=2"));
+  EXPECT_FALSE(holds(ended.out, "tp=4"));
+  EXPECT_TRUE(holds(ended.out, "nothing was run"));
+}
+
+TEST_F(Command, ClosedOutputIsNoError) {
+  EXPECT_EQ(start({"list"}, "", [](pid_t) {}).code, 0);
+  Folder folder;
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::thread reader([&] { close(open(pipe.c_str(), O_RDONLY)); });  // reads nothing and leaves
+  Ended ended = start({"list"}, pipe, [](pid_t) {});
+  reader.join();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(ended.err, "");
+}
+
+TEST_F(Command, OutputThatCannotBeWrittenIsNoJudgement) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "this machine has no /dev/full";
+  Ended ended = start({"list"}, "/dev/full", [](pid_t) {});
+  EXPECT_EQ(ended.code, 3);
+  EXPECT_TRUE(holds(ended.err, "standard output"));
+}
+
+TEST_F(Command, AnInterruptedGateSaysSo) {
+  Folder folder;
+  const std::string report = folder / "report";
+  Ended ended =
+      start({"gate", "--tier", "nightly", "--report", report}, folder / "out", [&](pid_t child) {
+        // The folder appears just before the run begins.
+        for (int i = 0; i < 500 && !fs::exists(report); ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        kill(child, SIGINT);
+      });
+  EXPECT_EQ(ended.code, 130) << ended.err;
+  EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
+}
+
+// ---- explain, on a contract whose numbers are known by hand
+
+// Row-parallel shape: x [T, in] S(1), W [out, in] S(1), b [out] I; y [T, out] I by one all-reduce.
+Contract row_parallel() {
+  Contract c;
+  c.name = "row", c.family = "sample", c.linear = true, c.summary = "y = x W^T + b";
+  for (const char* extent : {"tokens", "in", "out"}) {
+    Key key{extent, "8", "extent"};
+    key.low = 1, key.high = 1 << 20;
+    c.keys.push_back(key);
+  }
+  c.precondition = [](const Case& line) -> std::optional<Rejected> {
+    if (line.at("in") % line.ranks(Axis::tp) == 0) return {};
+    return Rejected("in divisible by tp", "in=" + line.text("in"), "choose a multiple");
+  };
+  c.operands = [](const Case& line) {
+    int64_t tokens = line.at("tokens"), in = line.at("in"), out = line.at("out");
+    Operand x{"x", Operand::input, {tokens, in}, {{Axis::tp, S(1)}, {Axis::dp, S(0)}}};
+    Operand w{"W", Operand::parameter, {out, in}, {{Axis::tp, S(1)}, {Axis::dp, R()}}};
+    Operand b{"b", Operand::parameter, {out}, {{Axis::tp, I()}, {Axis::dp, R()}}};
+    Operand y{"y", Operand::output, {tokens, out}, {{Axis::tp, I()}, {Axis::dp, S(0)}}};
+    return std::vector<Operand>{x, w, b, y};
+  };
+  c.traffic = [](const Case& line, const std::string&, int) {
+    std::vector<Traffic> due;
+    if (line.ranks(Axis::tp) > 1)
+      due.push_back({Op::all_reduce, Reduce::sum, "tp", false,
+                     line.at("tokens") / line.ranks(Axis::dp) * line.at("out"), line.dtype()});
+    return due;
+  };
+  c.gemms = [](const Case& line, int) {
+    Gemm y{"Y = X W^T"};
+    y.m = line.at("tokens"), y.n = line.at("out"), y.k = line.at("in") / line.ranks(Axis::tp);
+    return std::vector<Gemm>{y};
+  };
+  c.integer_range = [](const Case&) { return std::optional<int64_t>(3); };
+  return c;
+}
+
+std::string explained(const std::string& line, int nodes = 0) {
+  Registry r;
+  r.add(row_parallel());
+  r.add(Subject{"", "row", nullptr, {}});
+  return explain_text(parse(line, r), nodes, r);
+}
+
+// Without runs of blanks: columns may move.
+std::string squeezed(const std::string& text) {
+  std::string s;
+  for (char c : text)
+    if (c != ' ' || s.empty() || s.back() != ' ') s += c;
+  return s;
+}
+
+// 4096 x 8192 x 2 B = 64 MiB; a ring sends 2(p-1)/p of it: 64, 96, 112 MiB a rank at p = 2, 4, 8.
+TEST(Explain, BytesOfAnAllReduce) {
+  const char* ring[] = {"64 MiB", "96 MiB", "112 MiB"};
+  for (int i = 0; i < 3; ++i) {
+    std::string text = squeezed(
+        explained("row tokens=4096 in=8192 out=8192 dtype=bf16 tp=" + std::to_string(2 << i)));
+    EXPECT_TRUE(holds(
+        text, "forward multiply Y = X W^T M=4096 N=8192 K=" + std::to_string(8192 / (2 << i))))
+        << text;
+    EXPECT_TRUE(holds(text, "call 1 all_reduce sum tp 33554432 x bf16 logical 64 MiB, ring " +
+                                std::string(ring[i]) + " a rank"))
+        << text;
+    EXPECT_TRUE(holds(text, "backward no call")) << text;
+  }
+}
+
+TEST(Explain, GroupsShapesAndWhatIsOwed) {
+  std::string text = squeezed(explained("row tp=2 dp=2 tokens=6 in=8 out=5", 2));
+  for (const char* part :
+       {"world 4 ranks, order tp,cp,ep,dp,pp, 2 nodes of 2", "groups tp {0,1} {2,3} within a node",
+        "groups dp {0,2} {1,3} crosses nodes", "input x [6,8] tp:S(1) dp:S(0) [3,4]",
+        "parameter W [5,8] tp:S(1) dp:R [5,4]", "output y [6,5] tp:I dp:S(0) [3,5]",
+        "owed W: the sum of its gradient over dp {0,2} {1,3}",
+        "owed b: the sum of its gradient over dp {0,2} {1,3}", "forward tier E, exact",
+        "integers of [-3,3]"})
+    EXPECT_TRUE(holds(text, part)) << text << "\nnot " << part;
+  EXPECT_FALSE(holds(text, "over tp")) << text;
+}
+
+TEST(Explain, NothingIsOwedOnOneAxisOfShardsAndInvariants) {
+  EXPECT_TRUE(holds(squeezed(explained("row tp=4 fill=normal")), "owed nothing"));
+  EXPECT_TRUE(holds(squeezed(explained("row tp=4 fill=normal")), "forward tier D"));
+}
+
+// Blocks of ceil and floor: 6 tokens over 4 ranks are 2, 2, 1, 1.
+TEST(Explain, UnequalLocalShapesNameTheirRanks) {
+  EXPECT_TRUE(holds(squeezed(explained("row dp=4 tokens=6")), "[2,8] on {0,1}, [1,8] on {2,3}"));
+}
+
+TEST(Explain, RefusesWhatTheContractRefuses) {
+  EXPECT_THROW(explained("row tp=3"), BadInput);
+  EXPECT_THROW(explained("row tp=64 dp=64 pp=2 in=64"), BadInput);
+}
+
+}  // namespace
+}  // namespace shardproof
