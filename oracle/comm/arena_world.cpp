@@ -1,0 +1,314 @@
+// The parent of a world over an arena: it believes records, wait statuses and the arena, nothing
+// else.
+#include "oracle/comm/arena_world.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "oracle/comm/rank_loop.hpp"
+#include "oracle/comm/standing.hpp"
+#include "oracle/interrupt.hpp"
+
+namespace shardproof {
+namespace {
+
+constexpr int64_t millisecond = 1'000'000, second = 1'000 * millisecond;
+constexpr int64_t kept_record_bytes = 4 << 20;
+
+// Time that survivors have to hand in their records once the world is released.
+int64_t grace_ns(double scale) {
+  return std::clamp(int64_t(scale * double(second)), second / 5, 5 * second);
+}
+
+std::string signal_name(int signal) {
+  const char* abbreviation = sigabbrev_np(signal);
+  return abbreviation ? fmt::format("SIG{}", abbreviation) : fmt::format("signal {}", signal);
+}
+
+// "SIGSEGV at address 0x0"
+std::string crash_text(int signal, const CrashPage& crash) {
+  const bool told = crash.signal.load() == signal && crash.has_address;
+  return signal_name(signal) + (told ? fmt::format(" at address {:#x}", crash.address) : "");
+}
+
+// The zombie still owns its process group: what the rank has started ends with it.
+bool reap_if_ended(RankProcess& p, int flags) {
+  siginfo_t info = {};
+  if (waitid(P_PID, id_t(p.pid), &info, WEXITED | WNOWAIT | flags) != 0 || info.si_pid == 0)
+    return false;
+  kill(-p.pid, SIGKILL);
+  waitpid(p.pid, &p.status, 0);
+  if (p.handle >= 0) close(p.handle);
+  p.handle = -1;
+  p.reaped = true;
+  return true;
+}
+
+}  // namespace
+
+RankProcess fork_ranks(int first_rank, int ranks, const std::function<void()>& body) {
+  std::fflush(nullptr);  // else the child prints the parent's buffers again
+  const int parent = getpid();
+  RankProcess process;
+  process.first_rank = first_rank;
+  process.ranks = ranks;
+  process.pid = fork();
+  if (process.pid == 0) {
+    become_rank_process(parent);
+    body();
+    std::fflush(nullptr);
+    _exit(0);
+  }
+  if (process.pid < 0) {
+    throw Infrastructure(
+        fmt::format("fork of rank {} failed ({}): raise `ulimit -u`, or run fewer ranks",
+                    first_rank, std::strerror(errno)));
+  }
+#ifdef SYS_pidfd_open
+  process.handle = int(syscall(SYS_pidfd_open, process.pid, 0));
+#endif
+  return process;
+}
+
+ArenaWorld::ArenaWorld(const WorldSpec& spec, std::shared_ptr<Arena> arena)
+    : spec_(spec), arena_(std::move(arena)) {}
+
+ArenaWorld::~ArenaWorld() {
+  arena_->quit();
+  const int64_t patience = monotonic_ns() + second / 2;
+  const auto left = [&] {
+    return std::any_of(processes_.begin(), processes_.end(), [](auto& p) { return !p.reaped; });
+  };
+  for (reap(); left() && monotonic_ns() < patience; reap()) poll_until(patience);
+  end_processes();
+}
+
+bool ArenaWorld::alive() const {
+  reap();
+  return !dead_ &&
+         std::none_of(processes_.begin(), processes_.end(), [](auto& p) { return p.reaped; });
+}
+
+std::string ArenaWorld::description() const {
+  return fmt::format("{}, {} rank{}", spec_.transport, spec_.ranks, spec_.ranks == 1 ? "" : "s");
+}
+
+std::vector<RankOutcome> ArenaWorld::run(std::span<const std::byte> job, uint32_t case_number,
+                                         double deadline) {
+  if (!alive()) throw Infrastructure("this world is dead: start another one for the next job");
+  arena_->begin_job(job, case_number);
+  const uint32_t number = arena_->head().job.load();
+  const End end = watch(deadline);
+  if (!everyone_settled(number) || lost_rank(number) >= 0) end_processes();
+  std::vector<RankOutcome> outcomes;
+  for (int rank = 0; rank < spec_.ranks; ++rank) outcomes.push_back(outcome(rank, number, end));
+  for (const RankOutcome& o : outcomes) {
+    if (o.end != RankOutcome::finished && o.end != RankOutcome::threw) dead_ = true;
+  }
+  if (dead_) end_processes();
+  return outcomes;
+}
+
+ArenaWorld::End ArenaWorld::watch(double deadline) {
+  const uint32_t number = arena_->head().job.load();
+  const int64_t kill_after = int64_t((deadline + kill_after_seconds - case_deadline_seconds) *
+                                     spec_.deadline_scale * double(second));
+  const int64_t overdue_at = monotonic_ns() + kill_after;
+  int64_t stop_at = INT64_MAX;
+  End end = End::all_done;
+  for (;;) {
+    reap();
+    const int lost = lost_rank(number);
+    if (lost >= 0) give_up(lost);
+    if (everyone_settled(number)) return end;
+    if (interrupted()) return End::interrupted;
+
+    const int64_t now = monotonic_ns();
+    const ArenaHead& head = arena_->head();
+    const bool late = head.released.load() && head.cause == Released::deadline;
+    if (end == End::all_done && (lost >= 0 || late || now >= overdue_at)) {
+      end = lost >= 0 ? End::peer_lost : End::overdue;
+      stop_at = now + grace_ns(spec_.deadline_scale);
+      if (end == End::overdue) {
+        arena_->lock_by_force([&](int) { return false; });
+        arena_->release(Released::deadline,
+                        fmt::format("the job's deadline of {:g} s has passed\n{}",
+                                    deadline * spec_.deadline_scale, arena_->standings_text()));
+        arena_->unlock();
+      }
+    }
+    if (now >= stop_at) return end;
+    poll_until(std::min(stop_at, std::max(overdue_at, now + millisecond)));
+  }
+}
+
+// Sleeps until a rank ends, the last record or a release comes in, or the time is up.
+void ArenaWorld::poll_until(int64_t wake_ns) const {
+  std::vector<pollfd> watched{{arena_->parent_event(), POLLIN, 0}};
+  int64_t longest = second;
+  for (const RankProcess& p : processes_) {
+    if (p.reaped) continue;
+    if (p.handle >= 0) {
+      watched.push_back({p.handle, POLLIN, 0});
+    } else {
+      longest = 2 * millisecond;  // no handle: look again soon
+    }
+  }
+  const int64_t pause = std::clamp<int64_t>(wake_ns - monotonic_ns(), 0, longest);
+  poll(watched.data(), watched.size(), int((pause + millisecond - 1) / millisecond));
+  uint64_t pokes = 0;
+  [[maybe_unused]] const ssize_t got = read(arena_->parent_event(), &pokes, sizeof(pokes));
+}
+
+void ArenaWorld::reap() const {
+  for (RankProcess& p : processes_) {
+    if (!p.reaped) reap_if_ended(p, WNOHANG);
+  }
+}
+
+const RankProcess* ArenaWorld::process_of(int rank) const {
+  for (const RankProcess& p : processes_) {
+    if (p.holds(rank)) return &p;
+  }
+  return nullptr;
+}
+
+bool ArenaWorld::everyone_settled(uint32_t number) const {
+  for (int rank = 0; rank < spec_.ranks; ++rank) {
+    const RankProcess* p = process_of(rank);
+    if (arena_->page(rank).finished.load(std::memory_order_acquire) == number) continue;
+    if (!p || !p->reaped) return false;
+  }
+  return true;
+}
+
+// A rank whose process died by itself before its record was whole; one that can say why comes
+// first.
+int ArenaWorld::lost_rank(uint32_t number) const {
+  int lost = -1;
+  for (int rank = spec_.ranks - 1; rank >= 0; --rank) {
+    const RankProcess* p = process_of(rank);
+    if (!p || !p->reaped || p->ended_by_us) continue;
+    if (arena_->page(rank).finished.load() == number) continue;
+    if (lost < 0 || arena_->page(rank).crash.signal.load() ||
+        !arena_->page(lost).crash.signal.load()) {
+      lost = rank;
+    }
+  }
+  return lost;
+}
+
+// Releases all who might wait for it.
+void ArenaWorld::give_up(int rank) {
+  if (arena_->page(rank).life == lost) return;
+  const RankProcess& gone = *process_of(rank);
+  arena_->lock_by_force([&](int owner) { return gone.holds(owner); });
+  const std::string why = fmt::format("rank {} {}", rank, how_it_ended(rank));
+  for (int other = 0; other < spec_.ranks; ++other) {
+    if (gone.holds(other)) arena_->mark_lost(other);
+  }
+  arena_->page(rank).life = lost;
+  arena_->release(Released::peer_lost, why);
+  arena_->unlock();
+}
+
+std::string ArenaWorld::how_it_ended(int rank) const {
+  const RankProcess& p = *process_of(rank);
+  const RankPage& page = arena_->page(rank);
+  const std::string where = place(snapshot(page.trace));
+  const int crash = page.crash.signal.load();
+  const int signal = crash ? crash : WIFSIGNALED(p.status) ? WTERMSIG(p.status) : 0;
+  if (!signal)
+    return fmt::format("left its process with exit code {} {}", WEXITSTATUS(p.status), where);
+  return fmt::format("was killed by signal {} ({}) {}", signal, crash_text(signal, page.crash),
+                     where);
+}
+
+RankOutcome ArenaWorld::outcome(int rank, uint32_t number, End end) const {
+  const RankPage& page = arena_->page(rank);
+  const RankProcess* p = process_of(rank);
+  RankOutcome o;
+  o.trace = snapshot(page.trace);
+  const bool whole = page.finished.load(std::memory_order_acquire) == number;
+  const bool died = p && p->reaped && !p->ended_by_us;
+  const int crash = page.crash.signal.load();
+  if (whole) read_record(rank, o);
+  if (!died || (whole && p->ranks > 1)) {
+    if (whole) return o;
+    const bool hung = end == End::overdue && !page.stood_waiting;
+    o.end = hung ? RankOutcome::hung : RankOutcome::ended;
+    o.text =
+        fmt::format("{} {}", hung ? "no progress until the deadline," : "ended with its world,",
+                    place(o.trace));
+    return o;
+  }
+  o.trace.state = Trace::dead;
+  if (crash || WIFSIGNALED(p->status)) {
+    o.code = crash ? crash : WTERMSIG(p->status);
+    const bool by_another =
+        !crash && lost_rank(number) >= 0 && arena_->page(lost_rank(number)).crash.signal;
+    o.end = by_another ? RankOutcome::ended : RankOutcome::signalled;
+    o.text = by_another ? fmt::format("its process died by rank {}", lost_rank(number))
+                        : crash_text(o.code, page.crash);
+    return o;
+  }
+  // Of several ranks in a process that exits, those that wait did not call exit.
+  o.code = WEXITSTATUS(p->status);
+  o.end = p->ranks > 1 && page.stood_waiting ? RankOutcome::ended : RankOutcome::exited;
+  o.text = fmt::format("left its process with exit code {} {}", o.code, place(o.trace));
+  return o;
+}
+
+void ArenaWorld::read_record(int rank, RankOutcome& o) const {
+  const RankPage& page = arena_->page(rank);
+  if (page.threw) {
+    o.end = RankOutcome::threw;
+    o.text = page.text;
+    return;
+  }
+  const int64_t bytes = page.record_bytes;
+  std::byte* record = arena_->record(rank);
+  if (bytes < 0 || bytes > arena_->area() || checksum({record, size_t(bytes)}) != page.record_sum) {
+    o.end = RankOutcome::ended;
+    o.text = "its record does not match its checksum: something wrote over the shared arena";
+    return;
+  }
+  o.end = RankOutcome::finished;
+  o.record.assign(record, record + bytes);
+  if (bytes > kept_record_bytes) madvise(record, size_t(bytes), MADV_REMOVE);
+}
+
+// TERM, a moment, KILL.
+void ArenaWorld::end_processes() {
+  dead_ = true;
+  reap();
+  for (RankProcess& p : processes_) {
+    if (p.reaped) continue;
+    p.ended_by_us = true;
+    kill(p.pid, SIGTERM);
+    kill(p.pid, SIGCONT);
+  }
+  const int64_t patience = monotonic_ns() + 50 * millisecond;
+  for (RankProcess& p : processes_) {
+    while (!p.reaped && monotonic_ns() < patience) {
+      if (reap_if_ended(p, WNOHANG)) break;
+      pollfd handle{p.handle, POLLIN, 0};
+      poll(&handle, p.handle >= 0 ? 1 : 0, p.handle >= 0 ? 50 : 1);
+    }
+    if (p.reaped) continue;
+    kill(p.pid, SIGKILL);
+    reap_if_ended(p, 0);
+  }
+}
+
+}  // namespace shardproof

@@ -1,0 +1,60 @@
+// The parent's side of a world whose ranks share an arena: posts a job, watches the processes, gives
+// up on what is lost or hung, and says what became of each rank.
+#pragma once
+#include <sys/types.h>
+
+#include <memory>
+#include <vector>
+
+#include "oracle/comm/arena.hpp"
+#include "oracle/comm/world.hpp"
+
+namespace shardproof {
+
+// A forked process and the ranks that live in it.
+struct RankProcess {
+  pid_t pid = 0;
+  int handle = -1;            // pidfd, -1 where the kernel has none
+  int first_rank = 0, ranks = 1;
+  bool reaped = false;
+  bool ended_by_us = false;
+  int status = 0;             // of waitpid
+  bool holds(int rank) const { return rank >= first_rank && rank < first_rank + ranks; }
+};
+
+// Forks; the child runs `body` and never returns. Throws Infrastructure where the system refuses.
+RankProcess fork_ranks(int first_rank, int ranks, const std::function<void()>& body);
+
+class ArenaWorld : public World {
+ public:
+  ArenaWorld(const WorldSpec&, std::shared_ptr<Arena>);
+  ~ArenaWorld() override;
+  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
+                               double deadline) override;
+  bool alive() const override;
+  std::string description() const override;
+
+ protected:
+  // Before the job's outcomes are read, nothing of the world may run on: ranks that are left end.
+  void end_processes();
+
+  const WorldSpec spec_;
+  std::shared_ptr<Arena> arena_;
+  mutable std::vector<RankProcess> processes_;
+  bool dead_ = false;
+
+ private:
+  enum class End { all_done, peer_lost, overdue, interrupted };
+  End watch(double deadline);
+  void poll_until(int64_t wake_ns) const;
+  void reap() const;
+  bool everyone_settled(uint32_t number) const;
+  int lost_rank(uint32_t number) const;
+  void give_up(int rank);
+  std::string how_it_ended(int rank) const;
+  const RankProcess* process_of(int rank) const;
+  RankOutcome outcome(int rank, uint32_t number, End) const;
+  void read_record(int rank, RankOutcome&) const;
+};
+
+}  // namespace shardproof

@@ -1,0 +1,23 @@
+// What a rank does with its life: waits for a job, runs it, hands in the record, waits again.
+#pragma once
+#include "oracle/comm/arena.hpp"
+#include "oracle/comm/world.hpp"
+
+namespace shardproof {
+
+// Jobs of one rank until the arena quits. The calling thread is the rank; `threads` says that ranks
+// share the process.
+void serve(const Arena&, int rank, bool threads, const RankMain&);
+
+// A forked process becomes a home of ranks: it dies with its parent, reads nothing, dumps no core,
+// leads a process group (so that what it starts can be ended with it), has default signals, and a
+// crash writes signal and address into the arena first. `parent` is the pid before the fork.
+void become_rank_process(int parent);
+// The calling thread reports its crashes as those of `rank`; on a stack of its own, so that a stack
+// overflow can be told as well.
+void report_crashes(const Arena&, int rank);
+
+// How a handed-in record is checked.
+uint64_t checksum(std::span<const std::byte>);
+
+}  // namespace shardproof

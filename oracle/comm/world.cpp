@@ -1,0 +1,40 @@
+// Which transport a world runs on.
+#include "oracle/comm/world.hpp"
+
+#include <fmt/format.h>
+
+#include "oracle/case.hpp"
+#include "oracle/comm/transports.hpp"
+
+namespace shardproof {
+
+WorldStarter mpi_world_starter = nullptr;
+
+int most_ranks(const std::string& transport) {
+  return transport == "processes" || transport == "threads" || transport == "mpi" ? 64 : 0;
+}
+
+std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
+  const int most = most_ranks(spec.transport);
+  if (most == 0) {
+    throw BadInput(fmt::format("transport={}: expected processes, threads or mpi", spec.transport));
+  }
+  if (spec.ranks < 1 || spec.ranks > most) {
+    throw BadInput(fmt::format("transport={}: expected 1 to {} ranks, met {}; take smaller axes",
+                               spec.transport, most, spec.ranks));
+  }
+  if (spec.in_process && spec.transport != "threads") {
+    throw BadInput(fmt::format("in-process ranks are threads: expected transport=threads, met {}",
+                               spec.transport));
+  }
+  if (spec.transport == "processes") return start_processes(spec, main);
+  if (spec.transport == "threads") return start_threads(spec, main);
+  if (!mpi_world_starter) {
+    throw BadInput(
+        "transport=mpi: this build has no MPI; install one (libmpich-dev) and configure "
+        "with -DSHARDPROOF_MPI=ON, or take transport=processes");
+  }
+  return mpi_world_starter(spec, std::move(main));
+}
+
+}  // namespace shardproof
