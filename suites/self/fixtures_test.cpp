@@ -458,6 +458,7 @@ TEST(IndexMap, BlocksByHand) {
   EXPECT_EQ(extents_of(uneven_map(), 12, 4), (Ints{1, 2, 4, 5}));
   EXPECT_EQ(extents_of(uneven_map(), 7, 3), (Ints{1, 2, 4}));  // 1.17 2.33 3.5
   EXPECT_EQ(extents_of(uneven_map(), 6, 3), (Ints{1, 2, 3}));
+  EXPECT_EQ(extents_of(uneven_map(), 9, 3), (Ints{1, 3, 5}));  // 1.5 3 4.5: the later of equals
   EXPECT_EQ(extents_of(uneven_map(), 3, 3), (Ints{1, 1, 1}));  // 0.5 1 1.5: rank 0 takes one
   EXPECT_EQ(extents_of(uneven_map(), 2, 3), (Ints{0, 1, 1}));  // 0.33 0.67 1
   EXPECT_EQ(uneven_map().owned(12, 4, 2), (Ints{3, 4, 5, 6}));
@@ -675,6 +676,16 @@ TEST(Fills, PinnedNormal) {
   EXPECT_EQ(first_eight(Fill::normal, DType::bf16),
             (Values{-0x1.c6p-1, 0x1.8cp-1, 0x1.34p+0, -0x1.eap-1, -0x1.ecp-2, -0x1.fep-2,
                     -0x1.eap-1, -0x1.12p+1}));
+}
+
+// All bits of 4096 numbers, as the sum of their patterns modulo 2^64: a series cut one term earlier
+// or summed in another order shows here.
+TEST(Fills, PinnedBitsOfManyNormals) {
+  uint64_t sum = 0;
+  for (double v : draw_whole({.fill = Fill::normal, .seed = 7}, "x", DType::f64, Ints{4096})) {
+    sum += std::bit_cast<uint64_t>(v);
+  }
+  EXPECT_EQ(sum, 0x356e7cff729a7afu);
 }
 
 TEST(Fills, PinnedLarge) {
