@@ -1,7 +1,7 @@
 // What both linears share: numbers of the line, blocks and rows.
 #include "primitives/linear.hpp"
 
-#include <numeric>
+#include "primitives/linear_line.hpp"
 
 namespace shardproof::primitives {
 namespace {
@@ -53,13 +53,7 @@ std::vector<int64_t> rows_of_parts(const std::vector<int64_t>& parts, int p, int
 }
 
 std::vector<int64_t> rows_of_line(const Case& line, int64_t rows, int p, int r) {
-  if (line.has("heads") && line.at("heads") > 0) {
-    const int64_t d = line.at("head_dim"), kv = line.at("kv_heads") * d;
-    return rows_of_parts({line.at("heads") * d, kv, kv}, p, r);
-  }
-  const bool gated =
-      line.has("activation") ? line.text("activation") == "swiglu" : line.on("swiglu");
-  return gated ? rows_of_parts({rows / 2, rows / 2}, p, r) : rows_of_parts({rows}, p, r);
+  return rows_of_parts(parts_of_line(line, rows), p, r);
 }
 
 View take_rows(Parallel& p, const View& whole, const std::vector<int64_t>& rows) {

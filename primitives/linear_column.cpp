@@ -1,5 +1,6 @@
 #include "primitives/gemm.hpp"
 #include "primitives/linear.hpp"
+#include "primitives/linear_line.hpp"
 
 namespace shardproof::primitives {
 
@@ -87,6 +88,7 @@ void LinearColumn::split_output_gradient(Parallel& p, const View& whole, const V
 // inputs x, w, [b]; outputs y, [b] when the bias is left to the caller.
 std::unique_ptr<Saved> LinearColumn::forward(Rank& rank, std::span<const View> inputs,
                                              std::span<const View> outputs) {
+  if (auto refused = refused_column(rank.line())) throw *refused;
   Parallel p(rank);
   const Case& line = rank.line();
   auto saved = std::make_unique<ColumnSaved>();

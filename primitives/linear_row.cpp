@@ -1,5 +1,6 @@
 #include "primitives/gemm.hpp"
 #include "primitives/linear.hpp"
+#include "primitives/linear_line.hpp"
 
 namespace shardproof::primitives {
 
@@ -82,6 +83,7 @@ LinearRow::LinearRow(std::unique_ptr<RowParallel> part) : part_(std::move(part))
 
 std::unique_ptr<Saved> LinearRow::forward(Rank& rank, std::span<const View> inputs,
                                           std::span<const View> outputs) {
+  if (auto refused = refused_row(rank.line())) throw *refused;
   Parallel p(rank);
   const bool skip = rank.line().on("skip_bias_add");
   auto saved = std::make_unique<RowSaved>();

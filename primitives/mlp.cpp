@@ -1,6 +1,7 @@
 #include "primitives/mlp.hpp"
 
 #include "primitives/activation.hpp"
+#include "primitives/linear_line.hpp"
 
 namespace shardproof::primitives {
 namespace {
@@ -160,6 +161,7 @@ void Mlp::between_backward(Parallel& p, const View& z, const View& gamma, const 
 
 std::unique_ptr<Saved> Mlp::forward(Rank& rank, std::span<const View> inputs,
                                     std::span<const View> outputs) {
+  if (auto refused = refused_mlp(rank.line())) throw *refused;
   Parallel p(rank);
   const Case& line = rank.line();
   auto saved = std::make_unique<MlpSaved>();

@@ -32,17 +32,22 @@ Values mlp(const MlpShape&, const MlpInputs&);
 MlpGradients mlp_backward(const MlpShape&, const MlpInputs&, In g);
 
 // What an implementation may lose by rounding, element by element: the running error of a
-// computation that accumulates with unit roundoff `accumulate`, stores Z, N, dN and dZ with
-// `store`, sends partial sums of `ranks` ranks with `wire`, and rounds results with `out`. It never
-// raises a false alarm while the model fl(a op b) = (a op b)(1 + d), |d| <= u holds, in any order
-// of sums.
+// computation that accumulates with unit roundoff `accumulate`, stores Z, N, dN and dZ with `store`
+// and sends partial sums of `ranks` ranks with `wire`. The last rounding, that of a result to its
+// type, is left to the caller. It never raises a false alarm while the model
+// fl(a op b) = (a op b)(1 + d), |d| <= u holds, in any order of sums.
 struct Rounding {
-  double accumulate = 0, store = 0, wire = 0, out = 0;
-  double tiny = 0;     // half the spacing of subnormals in storage, added at each store
-  int ranks = 1;       // p: partial sums of Y and dX
-  bool parts = false;  // parameter gradients are sums of parts that are rounded one by one
+  double accumulate = 0, store = 0, wire = 0;
+  double tiny = 0;  // half the spacing of subnormals in storage, lost at each store
+  int ranks = 1;    // p: partial sums of Y, dX and b2
 };
-Values mlp_bound(const MlpShape&, const MlpInputs&, const Rounding&);
-MlpGradients mlp_backward_bound(const MlpShape&, const MlpInputs&, In g, const Rounding&);
+struct Loss {
+  Values error, magnitude;  // magnitude: sum of |terms| of the last product or sum
+};
+struct MlpLosses {
+  Loss x, w1, b1, gamma, w2, b2;
+};
+Loss mlp_loss(const MlpShape&, const MlpInputs&, const Rounding&);
+MlpLosses mlp_backward_loss(const MlpShape&, const MlpInputs&, In g, const Rounding&);
 
 }  // namespace shardproof::reference

@@ -53,20 +53,12 @@ Values scaled(In x, double c) {
   return y;
 }
 
-// Rounding of a result that is the sum of `ranks` parts on the wire: sum |parts| <= magnitude.
-void reduce_and_round(Values& error, const Values& value, const Values& magnitude,
-                      const Rounding& r) {
-  for (size_t i = 0; i < error.size(); ++i) {
-    if (r.ranks > 1) error[i] += r.ranks * r.wire * magnitude[i];
-    error[i] += r.out * (std::abs(value[i]) + error[i]) + r.tiny;
-  }
-}
-
-// A parameter gradient: one rounding, or one for each part.
-void round_parameter(Values& error, const Values& value, const Values& magnitude,
-                     const Rounding& r) {
-  for (size_t i = 0; i < error.size(); ++i)
-    error[i] += r.out * ((r.parts ? magnitude[i] : std::abs(value[i])) + error[i]) + r.tiny;
+// The result is the sum of `ranks` parts on the wire, and sum |parts| <= magnitude.
+Loss reduced(Loss loss, const Rounding& r) {
+  if (r.ranks > 1)
+    for (size_t i = 0; i < loss.error.size(); ++i)
+      loss.error[i] += r.ranks * r.wire * (loss.magnitude[i] + loss.error[i]);
+  return loss;
 }
 
 Uncertain first_linear(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
@@ -86,8 +78,8 @@ double value_error(Activation a, double x, double e, double u) {
 // 1 - t^2 of the tanh form loses digits that its factor x (1 + 3 a x^2) multiplies: hence the cube.
 double slope_error(Activation a, double x, double e, double u) {
   if (a == Activation::identity) return 0;
-  const double m = std::abs(x) + e;
-  return greatest_curvature(a) * e + function_ulps * u * (1 + m + 0.14 * m * m * m);
+  const double m = std::abs(x) + e, cube = a == Activation::gelu_tanh ? 0.14 * m * m * m : 0;
+  return greatest_curvature(a) * e + function_ulps * u * (1 + m + cube);
 }
 
 Uncertain activation(const MlpShape& s, const Uncertain& z, const Rounding& r) {
@@ -174,7 +166,7 @@ Uncertain norm(const MlpShape& s, const MlpInputs& in, const Uncertain& a, const
 
 struct NormBackward {
   Uncertain da;
-  Values gamma_error;
+  Loss gamma;
 };
 
 // da = (t - xhat mean(t xhat)) / rms with t = gamma dn; dgamma = sum over tokens of dn xhat.
@@ -184,8 +176,7 @@ NormBackward norm_backward(const MlpShape& s, const MlpInputs& in, const Uncerta
   const double u = r.accumulate, gamma_row = gamma_of(double(f) + r.ranks + 3, u),
                gamma_tokens = gamma_of(double(rows) + 1, u);
   const Normalised h = normalise(s, a, r);
-  NormBackward d{{Values(a.size()), Values(a.size())}, Values(f)};
-  Values dgamma(f), magnitude(f);
+  NormBackward d{{Values(a.size()), Values(a.size())}, {Values(f), Values(f)}};
   for (size_t t = 0; t < rows; ++t) {
     double mean = 0, mean_most = 0;
     for (size_t i = t * f; i < (t + 1) * f; ++i) {
@@ -194,9 +185,8 @@ NormBackward norm_backward(const MlpShape& s, const MlpInputs& in, const Uncerta
       mean += weight * along / double(f);
       mean_most += std::abs(weight) * along_most / double(f);
       // Errors of the terms of dgamma, and of the mean below.
-      d.gamma_error[i % f] += along_most - std::abs(along) + gamma_tokens * along_most;
-      dgamma[i % f] += along;
-      magnitude[i % f] += along_most;
+      d.gamma.error[i % f] += along_most - std::abs(along) + gamma_tokens * along_most;
+      d.gamma.magnitude[i % f] += along_most;
     }
     double mean_error = gamma_row * mean_most;
     for (size_t i = t * f; i < (t + 1) * f; ++i)
@@ -214,7 +204,6 @@ NormBackward norm_backward(const MlpShape& s, const MlpInputs& in, const Uncerta
           product_error(d.da.value[i], (std::abs(inner) + inner_error) * h.inverse.most(t), 1, u);
     }
   }
-  round_parameter(d.gamma_error, dgamma, magnitude, r);
   return d;
 }
 
@@ -233,52 +222,45 @@ Forward until_second_linear(const MlpShape& s, const MlpInputs& in, const Roundi
 
 }  // namespace
 
-Values mlp_bound(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
+Loss mlp_loss(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
   const Uncertain n = until_second_linear(s, in, r).n;
   const double gamma = gamma_of(double(s.ffn) + 1, r.accumulate);
-  Values error = linear(s.second(), factor_error(n, gamma), absolute(in.w2), scaled(in.b2, gamma));
-  reduce_and_round(error, linear(s.second(), n.value, in.w2, in.b2),
-                   linear(s.second(), most(n), absolute(in.w2), absolute(in.b2)), r);
-  return error;
+  const Values w2 = absolute(in.w2);
+  return reduced({linear(s.second(), factor_error(n, gamma), w2, scaled(in.b2, gamma)),
+                  linear(s.second(), most(n), w2, absolute(in.b2))},
+                 r);
 }
 
-MlpGradients mlp_backward_bound(const MlpShape& s, const MlpInputs& in, In g, const Rounding& r) {
+MlpLosses mlp_backward_loss(const MlpShape& s, const MlpInputs& in, In g, const Rounding& r) {
   const Forward m = until_second_linear(s, in, r);
   const double gamma_tokens = gamma_of(double(s.tokens) + 1, r.accumulate),
                gamma_hidden = gamma_of(double(s.hidden), r.accumulate),
                gamma_width = gamma_of(double(s.width()), r.accumulate);
-  const Values w1 = absolute(in.w1), w2 = absolute(in.w2), size_of_g = absolute(g);
-  MlpGradients e;
+  const Values w1 = absolute(in.w1), w2 = absolute(in.w2), x = absolute(in.x), cot = absolute(g);
+  MlpLosses loss;
 
-  const LinearGradients second = linear_backward(s.second(), m.n.value, in.w2, g);
-  const LinearGradients second_most = linear_backward(s.second(), most(m.n), w2, size_of_g);
-  e.w2 = linear_backward(s.second(), factor_error(m.n, gamma_tokens), w2, size_of_g).w;
-  round_parameter(e.w2, second.w, second_most.w, r);
-  e.b2 = scaled(second_most.b, gamma_tokens);
-  reduce_and_round(e.b2, second.b, second_most.b, r);
-  round_parameter(e.b2, second.b, second_most.b, r);
+  // Of dN = G W2 the value is needed, of dW2 = G^T N and db2 the losses only.
+  LinearGradients sizes = linear_backward(s.second(), most(m.n), w2, cot);
+  LinearGradients errors = linear_backward(s.second(), factor_error(m.n, gamma_tokens), w2, cot);
+  loss.w2 = {std::move(errors.w), std::move(sizes.w)};
+  loss.b2 = reduced({scaled(sizes.b, gamma_tokens), sizes.b}, r);
 
-  Uncertain da{second.x, scaled(second_most.x, gamma_hidden)};
+  Uncertain da{linear_backward(s.second(), m.n.value, in.w2, g).x, scaled(sizes.x, gamma_hidden)};
   store(da, r);
   if (s.normalised) {
     NormBackward norm = norm_backward(s, in, m.a, da, r);
-    e.gamma = std::move(norm.gamma_error);
+    loss.gamma = std::move(norm.gamma);
     da = std::move(norm.da);
   }
   const Uncertain dz = activation_backward(s, m.z, da, r);
 
-  const Values size_of_x = absolute(in.x);
-  const LinearGradients first = linear_backward(s.first(), in.x, in.w1, dz.value);
-  const LinearGradients first_most = linear_backward(s.first(), size_of_x, w1, most(dz));
-  const LinearGradients over_tokens =
-      linear_backward(s.first(), size_of_x, w1, factor_error(dz, gamma_tokens));
-  e.w1 = over_tokens.w;
-  round_parameter(e.w1, first.w, first_most.w, r);
-  e.b1 = over_tokens.b;
-  round_parameter(e.b1, first.b, first_most.b, r);
-  e.x = linear_backward(s.first(), size_of_x, w1, factor_error(dz, gamma_width)).x;
-  reduce_and_round(e.x, first.x, first_most.x, r);
-  return e;
+  sizes = linear_backward(s.first(), x, w1, most(dz));
+  errors = linear_backward(s.first(), x, w1, factor_error(dz, gamma_tokens));
+  loss.w1 = {std::move(errors.w), std::move(sizes.w)};
+  loss.b1 = {std::move(errors.b), std::move(sizes.b)};
+  errors = linear_backward(s.first(), x, w1, factor_error(dz, gamma_width));
+  loss.x = reduced({std::move(errors.x), std::move(sizes.x)}, r);
+  return loss;
 }
 
 }  // namespace shardproof::reference

@@ -1,0 +1,505 @@
+// The linear family: Y = X W^T + b with W cut by rows (linear_column) or by columns (linear_row).
+// Both are linear in each operand, so integers make every intermediate exact at any rank count.
+#include "suites/linear.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "fixtures/fills.hpp"
+#include "fixtures/index_maps.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/linear.hpp"
+#include "primitives/linear_line.hpp"
+
+namespace shardproof {
+namespace linears {
+
+Key extent(const char* name, const char* fallback, int64_t low, const char* help) {
+  Key k{name, fallback, help};
+  k.low = low, k.high = 1 << 24;
+  return k;
+}
+
+Key toggle(const char* name, const char* fallback, const char* help) {
+  Key k{name, fallback, help};
+  k.choices = {"on", "off"};
+  return k;
+}
+
+std::vector<Key> token_keys() {
+  Key tokens = extent("tokens", "", 1, "rows of x; left out: seq*batch, or 24");
+  tokens.derive = [](const Case& c) {
+    return c.at("seq") > 0 ? std::to_string(c.at("seq") * c.at("batch")) : std::string("24");
+  };
+  return {tokens,
+          extent("seq", "0", 0, "x is [seq,batch,features], cut by seq; 0: [tokens,features]"),
+          extent("batch", "1", 1, "dim 1 of x where seq is given")};
+}
+
+std::vector<int64_t> token_shape(const Case& c, int64_t features) {
+  if (c.at("seq") > 0) return {c.at("seq"), c.at("batch"), features};
+  return {c.at("tokens"), features};
+}
+
+Layout tokens_on(const Placement& tp) {
+  return {{Axis::dp, S(0)}, {Axis::cp, S(0)}, {Axis::tp, tp}};
+}
+Layout parameter_on(const Placement& tp) {
+  return {{Axis::dp, R()}, {Axis::cp, R()}, {Axis::tp, tp}};
+}
+int last(const std::vector<int64_t>& shape) { return int(shape.size()) - 1; }
+
+Local::Local(const Case& c)
+    : p(c.ranks(Axis::tp)),
+      tokens(c.at("tokens") / (int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp))),
+      sp(c.on("sp")) {}
+
+DType wire_of(const Case& c) { return dtype_from(c.text("wire")).value_or(c.dtype()); }
+DType accumulation_of(const Case& c) {
+  const bool wide = c.dtype() == DType::f64 || dtype_from(c.text("acc")) == DType::f64;
+  return wide ? DType::f64 : DType::f32;
+}
+
+std::optional<int64_t> range_of_products(const Case& c, int64_t terms) {
+  DType narrowest = c.dtype();
+  for (const char* key : {"acc", "wire", "grad"})
+    if (const auto type = dtype_from(c.text(key)))
+      if (significand_bits(*type) < significand_bits(narrowest)) narrowest = *type;
+  return exact_range(narrowest, terms, 2);
+}
+
+Traffic call(Op op, bool backward, int64_t count, DType dtype) {
+  const bool sums = op == Op::all_reduce || op == Op::reduce_scatter;
+  return {op, sums ? Reduce::sum : Reduce::none, "tp", backward, count, dtype};
+}
+
+Whole whole(std::vector<int64_t> shape, reference::Values value) {
+  return {std::move(shape), std::move(value)};
+}
+
+reference::Values sum_of_stack(const Whole& w, int64_t elements) {
+  reference::Values sum(static_cast<size_t>(elements));
+  for (size_t i = 0; i < w.value.size(); ++i) sum[i % size_t(elements)] += w.value[i];
+  return sum;
+}
+
+std::vector<std::string> crossed(const std::vector<std::string>& heads,
+                                 const std::vector<std::string>& with) {
+  std::vector<std::string> lines;
+  for (const std::string& head : heads)
+    for (const std::string& words : with)
+      lines.push_back(words.empty() ? head : head + " " + words);
+  return lines;
+}
+
+std::vector<std::string> together(std::vector<std::vector<std::string>> lists) {
+  std::vector<std::string> all;
+  for (auto& list : lists)
+    for (std::string& line : list)
+      if (std::find(all.begin(), all.end(), line) == all.end()) all.push_back(std::move(line));
+  return all;
+}
+
+}  // namespace linears
+
+namespace {
+
+using namespace linears;
+using reference::Values;
+
+// ---- What both linears read from a line
+
+bool has_bias(const Case& c) { return c.on("bias"); }
+bool hands_bias_back(const Case& c) { return c.on("skip_bias_add"); }
+
+reference::LinearShape shape_of(const Case& c) { return {c.at("tokens"), c.at("in"), c.at("out")}; }
+
+// Layouts of X, W, b, Y and of the bias that is handed back, on tp.
+struct OnTp {
+  Placement x, w, b, y, b_out;
+};
+
+std::vector<Operand> operands(const Case& c, const OnTp& on) {
+  const auto x = token_shape(c, c.at("in")), y = token_shape(c, c.at("out"));
+  const bool trained = !c.on("frozen");
+  // `cancelling` pairs one factor of each product along its contraction: x along in (Y), w along
+  // out (dX), the cotangent of y along tokens (dW). Two paired factors would not cancel.
+  std::vector<Operand> list{
+      {"x", Operand::input, x, tokens_on(on.x), c.on("input_grad"), last(x)},
+      {"w", Operand::parameter, {c.at("out"), c.at("in")}, parameter_on(on.w), trained, 0}};
+  if (has_bias(c))
+    list.push_back({"b", Operand::parameter, {c.at("out")}, parameter_on(on.b), trained});
+  list.push_back({"y", Operand::output, y, tokens_on(on.y), true, 0});
+  if (hands_bias_back(c))
+    list.push_back({"b_out", Operand::output, {c.at("out")}, parameter_on(on.b_out)});
+  return list;
+}
+
+// Accumulation lengths on a rank and the ranks that a collective sums over, by result.
+struct Sums {
+  int64_t terms, reduced;
+};
+
+template <class Compute>
+Gauge gauge_of(const Sums& s, const Compute& compute) {
+  Gauge g;
+  g.magnitude = compute(reference::absolute);
+  g.squares = compute(reference::squared);
+  g.terms = s.terms;
+  g.reduced = s.reduced;
+  return g;
+}
+
+std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges,
+                           const Sums& sums) {
+  const bool adds = has_bias(c) && !hands_bias_back(c);
+  const Values none;
+  const Values& b = adds ? in[2].value : none;
+  std::vector<Whole> out{whole(token_shape(c, c.at("out")),
+                               reference::linear(shape_of(c), in[0].value, in[1].value, b))};
+  if (hands_bias_back(c)) out.push_back(in[2]);
+  if (gauges) {
+    *gauges = {gauge_of(sums, [&](auto size) {
+      return reference::linear(shape_of(c), size(in[0].value), size(in[1].value), size(b));
+    })};
+    if (hands_bias_back(c)) gauges->push_back({});  // moved, not computed
+  }
+  return out;
+}
+
+struct GradientSums {
+  Sums x, w, b;
+};
+
+std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
+                            std::vector<Gauge>* gauges, const GradientSums& sums) {
+  const auto shape = shape_of(c);
+  auto gradients = [&](auto size) {
+    return reference::linear_backward(shape, size(in[0].value), size(in[1].value),
+                                      size(cot[0].value));
+  };
+  auto as_is = [](const Values& v) { return v; };
+  auto d = gradients(as_is);
+  if (hands_bias_back(c)) d.b = sum_of_stack(cot[1], shape.out);
+
+  const bool due[] = {c.on("input_grad"), !c.on("frozen"), has_bias(c) && !c.on("frozen")};
+  std::vector<Whole> out{due[0] ? whole(in[0].shape, std::move(d.x)) : Whole{},
+                         due[1] ? whole(in[1].shape, std::move(d.w)) : Whole{}};
+  if (has_bias(c)) out.push_back(due[2] ? whole(in[2].shape, std::move(d.b)) : Whole{});
+  if (!gauges) return out;
+
+  const auto sizes = gradients(reference::absolute), squares = gradients(reference::squared);
+  auto gauge = [](const Sums& s, const Values& magnitude, const Values& square) {
+    Gauge g;
+    g.magnitude = magnitude, g.squares = square, g.terms = s.terms, g.reduced = s.reduced;
+    return g;
+  };
+  *gauges = {gauge(sums.x, sizes.x, squares.x), gauge(sums.w, sizes.w, squares.w)};
+  if (!has_bias(c)) return out;
+  if (!hands_bias_back(c)) {
+    gauges->push_back(gauge(sums.b, sizes.b, squares.b));
+  } else {
+    Whole absolute{cot[1].shape, reference::absolute(cot[1].value)},
+        squared{cot[1].shape, reference::squared(cot[1].value)};
+    gauges->push_back(gauge({1, sums.b.reduced}, sum_of_stack(absolute, shape.out),
+                            sum_of_stack(squared, shape.out)));
+  }
+  return out;
+}
+
+// Sums of Y (and its bias), dX, dW: the longest decides.
+std::optional<int64_t> integer_range(const Case& c) {
+  return range_of_products(c, std::max({c.at("in") + 1, c.at("out"), c.at("tokens")}));
+}
+
+std::vector<Key> common_keys(Key in, Key out) {
+  std::vector<Key> keys = token_keys();
+  keys.push_back(std::move(in));
+  keys.push_back(std::move(out));
+  keys.push_back(toggle("bias", "on", "add b"));
+  keys.push_back(
+      toggle("sp", "off", "sequence parallel: tokens are cut over tp outside the layer"));
+  keys.push_back(toggle("skip_bias_add", "off", "hand b back instead of adding it"));
+  keys.push_back(toggle("frozen", "off", "no gradient of w and b"));
+  keys.push_back(toggle("input_grad", "on", "gradient of x"));
+  return keys;
+}
+
+// ---- Column
+
+const IndexMap& rows_map(const Case& c) {
+  if (c.at("heads") > 0) return head_group_map(c.at("heads"), c.at("kv_heads"), c.at("head_dim"));
+  return c.on("swiglu") ? interleaved_map(2) : contiguous_map();
+}
+
+std::vector<Operand> column_operands(const Case& c) {
+  const IndexMap& map = rows_map(c);
+  const int features = last(token_shape(c, 1));
+  const Placement rows = c.on("whole_weight") ? R() : S(0, map);
+  return operands(c, {c.on("sp") ? S(0) : I(), rows, rows,
+                      c.on("gather_output") ? I() : S(features, map), S(0, map)});
+}
+
+std::vector<Traffic> column_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  if (l.p == 1) return due;
+  const int64_t x = l.tokens * c.at("in");
+  if (l.sp) due.push_back(call(Op::all_gather, false, x / l.p, c.dtype()));
+  if (c.on("gather_output"))
+    due.push_back(call(Op::all_gather, false, l.tokens * c.at("out") / l.p, c.dtype()));
+  if (l.sp && !c.on("frozen")) due.push_back(call(Op::all_gather, true, x / l.p, c.dtype()));
+  if (c.on("input_grad"))
+    due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, true, x, wire_of(c)));
+  return due;
+}
+
+std::vector<Gemm> column_gemms(const Case& c, int) {
+  const Local l(c);
+  const int64_t out = c.at("out") / l.p, in = c.at("in");
+  std::vector<Gemm> due{{"Y = X W^T", false, l.tokens, out, in}};
+  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
+  if (c.on("input_grad")) due.push_back({"dX = dY W", true, l.tokens, in, out});
+  return due;
+}
+
+std::vector<Key> column_keys() {
+  Key kv = extent("kv_heads", "", 0, "key and value heads of a fused QKV weight; left out: heads");
+  kv.derive = [](const Case& c) { return c.text("heads"); };
+  Key d = extent("head_dim", "", 0, "rows of a head");
+  d.derive = [](const Case& c) { return std::string(c.at("heads") > 0 ? "3" : "0"); };
+  Key out = extent("out", "", 1, "rows of w; left out: (heads + 2 kv_heads) head_dim, or 48");
+  out.derive = [](const Case& c) {
+    const int64_t n = c.at("heads");
+    return std::to_string(n > 0 ? (n + 2 * c.at("kv_heads")) * c.at("head_dim") : 48);
+  };
+  std::vector<Key> keys{
+      extent("heads", "0", 0,
+             "query heads where w is [Q heads | K heads | V heads], cut by groups"),
+      kv, d};
+  for (Key& k : common_keys(extent("in", "7", 1, "columns of w"), out)) keys.push_back(k);
+  keys.push_back(toggle("gather_output", "off", "gather y over its features"));
+  keys.push_back(toggle("swiglu", "off", "w is [gate rows | up rows], each cut over tp"));
+  keys.push_back(toggle("whole_weight", "off", "w and b are handed whole and cut by the subject"));
+  return keys;
+}
+
+std::vector<std::string> column_cases(const std::string& tier) {
+  const std::vector<std::string> attributes{"gather_output=on",
+                                            "skip_bias_add=on",
+                                            "skip_bias_add=on sp=on",
+                                            "frozen=on",
+                                            "frozen=on sp=on",
+                                            "input_grad=off",
+                                            "input_grad=off sp=on",
+                                            "bias=off",
+                                            "seq=24 batch=2 sp=on",
+                                            "seq=8 batch=3",
+                                            "heads=8 kv_heads=4",
+                                            "swiglu=on sp=on",
+                                            "whole_weight=on",
+                                            "whole_weight=on heads=8 kv_heads=4 sp=on",
+                                            "whole_weight=on swiglu=on gather_output=off"};
+  const auto smoke = together(
+      {crossed({"linear_column"},
+               {"tp=2", "tp=4", "tp=2 sp=on", "tp=4 sp=on", "tp=2 sp=on dtype=bf16",
+                "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
+       crossed({"linear_column tp=2"},
+               {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on", "heads=8 kv_heads=4"}),
+       crossed({"linear_column tp=4"}, {"swiglu=on", "skip_bias_add=on", "whole_weight=on"})});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"linear_column", "linear_column tp=2", "linear_column tp=3",
+                                       "linear_column tp=4", "linear_column tp=8"};
+  const std::vector<std::string> some{"linear_column tp=2", "linear_column tp=4"};
+  const auto ci = together(
+      {smoke, crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
+       crossed(some, attributes),
+       crossed({"linear_column"}, {"gather_output=on", "whole_weight=on"}),
+       crossed(
+           {"linear_column tp=3 sp=on", "linear_column tp=8"},
+           {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
+            "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal",
+            "dtype=f32 acc=f64 fill=normal", "dtype=f32 fill=large", "dtype=f32 fill=cancelling"}),
+       crossed({"linear_column tp=2 dp=2", "linear_column tp=4 dp=2", "linear_column tp=2 dp=4",
+                "linear_column tp=2 cp=2 dp=2", "linear_column tp=2 dp=2 order=dp,tp"},
+               {"", "sp=on"}),
+       crossed({"linear_column tp=4 strides=transposed"},
+               {"", "sp=on", "gather_output=on", "seq=24 batch=2 sp=on", "whole_weight=on"})});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed(crossed(ranks, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
+                   crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
+                                    "linear_column tp=8 out=240 in=130"},
+                                   {"tokens=240", "tokens=240 sp=on"}),
+                           {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
+}
+
+Contract linear_column() {
+  Contract c;
+  c.name = "linear_column";
+  c.family = "linear";
+  c.summary = "Y = X W^T + b, rows of W and b cut over tp";
+  c.linear = true;
+  c.keys = column_keys();
+  c.precondition = primitives::refused_column;
+  c.operands = column_operands;
+  c.forward = [](const Case& line, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+    return forward(line, in, gauges, {line.at("in") + 1, 1});
+  };
+  c.backward = [](const Case& line, std::span<const Whole> in, std::span<const Whole> cot,
+                  std::vector<Gauge>* gauges) {
+    const Local l(line);
+    return backward(line, in, cot, gauges,
+                    {{line.at("out") / l.p, l.p}, {l.tokens, 1}, {l.tokens, 1}});
+  };
+  c.traffic = column_traffic;
+  c.integer_range = integer_range;
+  c.cases = column_cases;
+  c.gemms = column_gemms;
+  c.illegal = {"linear_column tp=2 sp=on seq=3 batch=2",
+               "linear_column tp=4 sp=on tokens=10",
+               "linear_column tp=4 out=10",
+               "linear_column tp=2 dp=2 tokens=9",
+               "linear_column tp=2 sp=on gather_output=on",
+               "linear_column tp=2 bias=off skip_bias_add=on",
+               "linear_column tp=2 frozen=on input_grad=off",
+               "linear_column tp=4 heads=8 kv_heads=2",
+               "linear_column tp=2 heads=8 kv_heads=4 out=50",
+               "linear_column tp=4 swiglu=on out=12",
+               "linear_column tp=2 batch=2",
+               "linear_column tp=2 ep=2"};
+  c.witnesses = {"linear_column tp=2 gather_output=on", "linear_column tp=3 sp=on",
+                 "linear_column tp=4 sp=on", "linear_column tp=2 dp=2 sp=on", "linear_column tp=4"};
+  return c;
+}
+
+// ---- Row
+
+std::vector<Operand> row_operands(const Case& c) {
+  const int features = last(token_shape(c, 1));
+  const bool sp = c.on("sp");
+  // Handed back, b is added to the own tokens outside: used by each rank alone under sp.
+  return operands(c, {c.on("input_is_parallel") ? S(features) : I(), S(1), I(), sp ? S(0) : I(),
+                      sp ? R() : I()});
+}
+
+std::vector<Traffic> row_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  if (l.p == 1) return due;
+  const int64_t y = l.tokens * c.at("out");
+  due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, false, y, wire_of(c)));
+  if (l.sp) due.push_back(call(Op::all_gather, true, y / l.p, c.dtype()));
+  if (l.sp && has_bias(c) && !c.on("frozen"))
+    due.push_back(call(Op::all_reduce, true, c.at("out"), wire_of(c)));
+  if (!c.on("input_is_parallel") && c.on("input_grad"))
+    due.push_back(call(Op::all_gather, true, l.tokens * c.at("in") / l.p, c.dtype()));
+  return due;
+}
+
+std::vector<Gemm> row_gemms(const Case& c, int) {
+  const Local l(c);
+  const int64_t in = c.at("in") / l.p, out = c.at("out");
+  std::vector<Gemm> due{{"Z = X W^T", false, l.tokens, out, in}};
+  if (c.on("input_grad")) due.push_back({"dX = dY W", true, l.tokens, in, out});
+  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
+  return due;
+}
+
+std::vector<Key> row_keys() {
+  std::vector<Key> keys =
+      common_keys(extent("in", "48", 1, "columns of w"), extent("out", "7", 1, "rows of w"));
+  keys.push_back(toggle("input_is_parallel", "on", "x comes cut by features; off: whole"));
+  return keys;
+}
+
+std::vector<std::string> row_cases(const std::string& tier) {
+  const std::vector<std::string> attributes{
+      "input_is_parallel=off",  "skip_bias_add=on",
+      "skip_bias_add=on sp=on", "frozen=on",
+      "frozen=on sp=on",        "input_grad=off",
+      "input_grad=off sp=on",   "bias=off",
+      "bias=off sp=on",         "seq=24 batch=2 sp=on",
+      "seq=8 batch=3",          "frozen=on input_is_parallel=off"};
+  const auto smoke = together(
+      {crossed({"linear_row"}, {"tp=2", "tp=4", "tp=2 sp=on", "tp=4 sp=on", "tp=2 sp=on dtype=bf16",
+                                "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
+       crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on"}),
+       crossed({"linear_row tp=4"}, {"skip_bias_add=on sp=on", "bias=off"})});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"linear_row", "linear_row tp=2", "linear_row tp=3",
+                                       "linear_row tp=4", "linear_row tp=8"};
+  const std::vector<std::string> some{"linear_row tp=2", "linear_row tp=4"};
+  const auto ci = together(
+      {smoke, crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
+       crossed(some, attributes), crossed({"linear_row"}, {"input_is_parallel=off"}),
+       crossed(
+           {"linear_row tp=3 sp=on", "linear_row tp=8"},
+           {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
+            "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal",
+            "dtype=f32 acc=f64 fill=normal", "dtype=f32 fill=large", "dtype=f32 fill=cancelling"}),
+       crossed({"linear_row tp=2 dp=2", "linear_row tp=4 dp=2", "linear_row tp=2 dp=4",
+                "linear_row tp=2 cp=2 dp=2", "linear_row tp=2 dp=2 order=dp,tp"},
+               {"", "sp=on"}),
+       crossed({"linear_row tp=4 strides=transposed"},
+               {"", "sp=on", "input_is_parallel=off", "seq=24 batch=2 sp=on"})});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed(crossed(ranks, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
+                   crossed(crossed({"linear_row tp=5 in=50", "linear_row tp=6",
+                                    "linear_row tp=8 in=240 out=130"},
+                                   {"tokens=240", "tokens=240 sp=on"}),
+                           {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
+}
+
+Contract linear_row() {
+  Contract c;
+  c.name = "linear_row";
+  c.family = "linear";
+  c.summary = "Y = X W^T + b, columns of W and X cut over tp";
+  c.linear = true;
+  c.keys = row_keys();
+  c.precondition = primitives::refused_row;
+  c.operands = row_operands;
+  c.forward = [](const Case& line, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+    const Local l(line);
+    return forward(line, in, gauges, {line.at("in") / l.p + 1, l.p});
+  };
+  c.backward = [](const Case& line, std::span<const Whole> in, std::span<const Whole> cot,
+                  std::vector<Gauge>* gauges) {
+    const Local l(line);
+    const Sums bias = l.sp ? Sums{l.tokens / l.p, l.p} : Sums{l.tokens, 1};
+    return backward(line, in, cot, gauges, {{line.at("out"), 1}, {l.tokens, 1}, bias});
+  };
+  c.traffic = row_traffic;
+  c.integer_range = integer_range;
+  c.cases = row_cases;
+  c.gemms = row_gemms;
+  c.illegal = {"linear_row tp=2 sp=on seq=3 batch=2",
+               "linear_row tp=4 sp=on tokens=10",
+               "linear_row tp=4 in=10",
+               "linear_row tp=2 dp=2 tokens=9",
+               "linear_row tp=2 sp=on input_is_parallel=off",
+               "linear_row tp=2 bias=off skip_bias_add=on",
+               "linear_row tp=2 frozen=on input_grad=off",
+               "linear_row tp=2 batch=2",
+               "linear_row tp=2 pp=2"};
+  c.witnesses = {"linear_row tp=2 input_is_parallel=off", "linear_row tp=3 sp=on",
+                 "linear_row tp=4 sp=on", "linear_row tp=2 dp=2 sp=on", "linear_row tp=4"};
+  return c;
+}
+
+}  // namespace
+
+void family_linear(Registry& r) {
+  r.add(linear_column());
+  r.add(linear_row());
+  Subject column, row;
+  column.contract = "linear_column";
+  column.make = [] { return std::make_unique<primitives::LinearColumn>(); };
+  row.contract = "linear_row";
+  row.make = [] { return std::make_unique<primitives::LinearRow>(); };
+  r.add(std::move(column));
+  r.add(std::move(row));
+}
+
+}  // namespace shardproof

@@ -1,0 +1,46 @@
+// What the contracts over [tokens, features] with weights share: keys, extents, layouts, gauges.
+//
+//   X, Y    [tokens, features], or [seq, batch, features] where seq is given; S(0) on dp and cp
+//   weights R on dp and cp: their gradients stay partial there, since a layer sums over tp only
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oracle/contract.hpp"
+#include "reference/linear.hpp"
+
+namespace shardproof::linears {
+
+Key extent(const char* name, const char* fallback, int64_t low, const char* help);
+Key toggle(const char* name, const char* fallback, const char* help);
+std::vector<Key> token_keys();  // tokens seq batch
+std::vector<int64_t> token_shape(const Case&, int64_t features);
+
+Layout tokens_on(const Placement& tp);     // activations
+Layout parameter_on(const Placement& tp);  // weights, biases
+int last(const std::vector<int64_t>& shape);
+
+// Extents on one rank: tokens of the dp x cp share, and how many tp ranks there are.
+struct Local {
+  int64_t p, tokens;  // T over dp and cp, before sp
+  bool sp;
+  explicit Local(const Case&);
+};
+DType wire_of(const Case&);
+DType accumulation_of(const Case&);
+// Integers whose sums of `terms` products of two stay exact in every type that a result passes.
+std::optional<int64_t> range_of_products(const Case&, int64_t terms);
+
+Traffic call(Op, bool backward, int64_t count, DType);
+
+Whole whole(std::vector<int64_t> shape, reference::Values);
+// A cotangent that is stacked over axes where it is partial: the sum that it denotes.
+reference::Values sum_of_stack(const Whole&, int64_t elements);
+
+// Lines: every word list of `with` after every one of `heads`.
+std::vector<std::string> crossed(const std::vector<std::string>& heads,
+                                 const std::vector<std::string>& with);
+std::vector<std::string> together(std::vector<std::vector<std::string>>);
+
+}  // namespace shardproof::linears
