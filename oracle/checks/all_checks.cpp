@@ -1,0 +1,29 @@
+// The checks in the order in which they are planned, judged and reported.
+#include <algorithm>
+
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+
+const std::vector<Check>& all_checks() {
+  static const std::vector<Check> checks = {
+      forward_check(),  gradient_check(), adjoint_check(), replica_check(),    ledger_check(),
+      lockstep_check(), memory_check(),   repeat_check(),  accumulate_check(), rejection_check(),
+  };
+  return checks;
+}
+
+const Check& check_named(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Check& c : all_checks()) {
+    if (c.name == name) return c;
+    names.push_back(c.name);
+  }
+  std::string known;
+  for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
+  const std::string close = nearest(name, names);
+  throw BadInput("check: expected one of " + known + ", met '" + name + "'" +
+                 (close.empty() ? "" : "; did you mean " + close + "?"));
+}
+
+}  // namespace shardproof

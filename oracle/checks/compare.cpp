@@ -1,0 +1,228 @@
+// Local results of all ranks against the truth of one tensor, in global coordinates.
+//
+// An element is accepted where it equals the truth as a value (-0 equals +0, NaN equals nothing),
+// or where it is finite and |got - want| <= bound holds with a finite bound. Both are written
+// positively: a NaN on either side of a comparison is never accepted. The passing path reads every
+// element once and allocates nothing per element; what a failure has to say is collected in a
+// second walk.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+#include "fixtures/sharding.hpp"
+#include "oracle/checks/judging.hpp"
+#include "oracle/checks/patterns.hpp"
+
+namespace shardproof {
+namespace {
+
+using judging::read;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// One thing to compare: the values of a rank, or of the ranks of a P group summed up.
+struct Part {
+  int rank = 0;
+  std::vector<int> ranks;        // more than one: type P
+  std::vector<int64_t> indices;  // denoted, by local element
+  std::vector<double> got;
+  std::vector<double>
+      sum_magnitude;  // type P: sum of |parts|, for the error of the judge's own sum
+};
+
+std::vector<Axis> partial_axes(const Layout& layout, const Mesh& mesh) {
+  std::vector<Axis> axes;
+  for (const auto& [axis, placement] : layout)
+    if (placement.kind == Placement::partial && mesh.size(axis) > 1) axes.push_back(axis);
+  return axes;
+}
+
+struct Tensor {
+  const Evidence& e;
+  int shot, step, operand;
+  bool gradient;
+  const Operand& what = e.operands[size_t(operand)];
+  Layout layout = judging::result_layout(what, gradient);
+  std::vector<Axis> summed = partial_axes(layout, e.mesh);
+};
+
+Finding unreadable(const Tensor& t, int rank, std::string message) {
+  Finding f;
+  f.tensor = judging::tensor_name(t.what, t.gradient);
+  f.message = std::move(message);
+  f.rank = rank;
+  f.ranks = {rank};
+  f.ratio = infinity;
+  return f;
+}
+
+// The result of a rank, or why it cannot be compared.
+const ResultTensor* find(const Tensor& t, int rank, size_t elements, std::optional<Finding>& why) {
+  const ResultTensor* r = t.e.result(rank, t.shot, t.step, t.operand, t.gradient);
+  if (!r)
+    why = unreadable(t, rank,
+                     "expected a result of every rank, met none of rank " + std::to_string(rank));
+  else if (r->bytes.size() != elements * size_of(r->dtype))
+    why = unreadable(t, rank,
+                     "expected " + std::to_string(elements) + " elements of rank " +
+                         std::to_string(rank) + ", met " +
+                         std::to_string(r->bytes.size() / size_of(r->dtype)));
+  else
+    return r;
+  return nullptr;
+}
+
+// Fills `part` with what the group that `part.ranks` names holds. False: `why` says what is
+// missing.
+bool load(const Tensor& t, Part& part, std::optional<Finding>& why) {
+  const ResultTensor* first = find(t, part.rank, part.indices.size(), why);
+  if (!first) return false;
+  read(*first, part.got);
+  if (part.ranks.size() < 2) return true;
+  part.sum_magnitude.resize(part.got.size());
+  for (size_t i = 0; i < part.got.size(); ++i) part.sum_magnitude[i] = std::abs(part.got[i]);
+  static thread_local std::vector<double> more;
+  for (size_t m = 1; m < part.ranks.size(); ++m) {
+    const ResultTensor* r = find(t, part.ranks[m], part.indices.size(), why);
+    if (!r) return false;
+    read(*r, more);
+    for (size_t i = 0; i < more.size(); ++i) {
+      part.got[i] += more[i];
+      part.sum_magnitude[i] += std::abs(more[i]);
+    }
+  }
+  return true;
+}
+
+// Calls visit(part) for each copy to compare. Stops with a finding where a result is missing.
+template <class Visit>
+std::optional<Finding> each_part(const Tensor& t, Visit visit) {
+  Part part;
+  std::optional<Finding> why;
+  for (int rank = 0; rank < t.e.mesh.world(); ++rank) {
+    part.rank = rank;
+    part.ranks = t.summed.empty() ? std::vector<int>{} : t.e.mesh.group(t.summed, rank);
+    if (!part.ranks.empty() && part.ranks[0] != rank) continue;
+    part.indices = denoted_indices(t.what.shape, t.layout, t.e.mesh, rank);
+    if (!load(t, part, why)) return why;
+    visit(part);
+  }
+  return std::nullopt;
+}
+
+// The judge's own sum of p parts in double errs by at most (p-1) 2^-53 sum |parts|, to first order.
+double allowance(const Part& part, size_t i, double bound) {
+  return part.ranks.size() < 2 || bound == 0
+             ? bound
+             : bound + double(part.ranks.size()) * 0x1p-53 * part.sum_magnitude[i];
+}
+
+bool accepted(double got, double want, double bound) {
+  return got == want ||
+         (std::isfinite(got) && std::isfinite(bound) && std::abs(got - want) <= bound);
+}
+
+double ratio_of(double got, double want, double bound) {
+  if (got == want) return 0;
+  const double ratio = std::abs(got - want) / bound;
+  return bound > 0 && std::isfinite(ratio) ? ratio : infinity;
+}
+
+void compare_part(const Part& part, const Whole& want, const std::function<double(int64_t)>& bound,
+                  Compared& c) {
+  for (size_t i = 0; i < part.got.size(); ++i) {
+    const int64_t at = part.indices[i];
+    const double got = part.got[i], due = want.value[size_t(at)], b = allowance(part, i, bound(at));
+    c.zeros = c.zeros && got == 0 && due == 0;
+    c.exact = c.exact && b == 0;
+    c.unbounded += !std::isfinite(b);
+    c.wrong += !accepted(got, due, b);
+    const double ratio = ratio_of(got, due, b);
+    if (ratio > c.worst_ratio || c.worst_at < 0) {
+      c.worst_ratio = ratio;
+      c.worst_at = at;
+      c.worst_rank = part.rank;
+      c.worst_bound = b;
+    }
+  }
+  c.compared += int64_t(part.got.size());
+}
+
+double error_of(double got, double want) {
+  const double error = std::abs(got - want);
+  return std::isfinite(error) ? error : infinity;
+}
+
+// Worse: the larger ratio; where both are infinite (bound 0, NaN) the larger error.
+struct Candidate {
+  double ratio = -1, error = -1;
+  bool worse_than(const Candidate& other) const {
+    return ratio != other.ratio ? ratio > other.ratio : error > other.error;
+  }
+};
+
+Finding explain(const Tensor& t, const Whole& want, const std::function<double(int64_t)>& bound,
+                const Compared& c) {
+  std::vector<WrongElement> wrong;
+  Finding f;
+  Candidate worst;
+  each_part(t, [&](const Part& part) {
+    bool here = false;
+    for (size_t i = 0; i < part.got.size(); ++i) {
+      const int64_t at = part.indices[i];
+      const double got = part.got[i], due = want.value[size_t(at)],
+                   b = allowance(part, i, bound(at));
+      if (accepted(got, due, b)) continue;
+      here = true;
+      wrong.push_back({at, part.rank, got, due});
+      const Candidate candidate{ratio_of(got, due, b), error_of(got, due)};
+      if (!candidate.worse_than(worst)) continue;
+      worst = candidate;
+      f.rank = part.rank;
+      f.got = got, f.want = due, f.error = candidate.error, f.bound = b, f.ratio = candidate.ratio;
+      f.index = {at};
+    }
+    if (!here) return;
+    if (part.ranks.empty())
+      f.ranks.push_back(part.rank);
+    else
+      f.ranks.insert(f.ranks.end(), part.ranks.begin(), part.ranks.end());
+  });
+  const auto shape = denoted_shape(t.what.shape, t.layout, t.e.mesh);
+  std::sort(f.ranks.begin(), f.ranks.end());
+  f.tensor = judging::tensor_name(t.what, t.gradient);
+  f.where = index_text(t.what.name, f.index[0], t.what.shape, t.layout, t.e.mesh, /*denoted=*/true);
+  f.index = judging::coordinates(f.index[0], shape);
+  f.numeric = true;
+  f.wrong = c.wrong;
+  f.compared = c.compared;
+  const Pattern p = pattern_of({wrong, c.compared, &want, &t.what, t.layout, &t.e.mesh});
+  f.pattern = p.text;
+  f.means = p.means;
+  return f;
+}
+
+}  // namespace
+
+Compared compare(const Evidence& e, int shot, int step, int operand, bool gradient,
+                 const Whole& want, const std::function<double(int64_t)>& bound) {
+  const Tensor t{e, shot, step, operand, gradient};
+  const auto shape = denoted_shape(t.what.shape, t.layout, e.mesh);
+  if (int64_t(want.value.size()) != product(shape))
+    throw std::logic_error("reference of " + e.contract->name + ": expected " +
+                           judging::tensor_name(t.what, gradient) + " of " + shape_text(shape) +
+                           ", met " + std::to_string(want.value.size()) +
+                           " elements; the contract's reference and operands disagree");
+  Compared c;
+  if (auto missing = each_part(t, [&](const Part& part) { compare_part(part, want, bound, c); })) {
+    c.wrong += 1;
+    c.finding = std::move(missing);
+  } else if (c.wrong > 0) {
+    c.finding = explain(t, want, bound, c);
+  }
+  return c;
+}
+
+}  // namespace shardproof

@@ -1,0 +1,23 @@
+// F: are the outputs what one process computes?
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+namespace {
+
+CheckResult judge(const Evidence& e) {
+  if (auto f = judging::incomplete(e, "base")) return judging::conclude("forward", 0, {*f});
+  return judging::conclude("forward", judging::against_truth(e, 0, "F0", /*gradient=*/false));
+}
+
+}  // namespace
+
+Check forward_check() {
+  return {.name = "forward",
+          .letter = 'F',
+          .asks = "are the outputs what one process computes",
+          .due = [](const Contract&, const Case&, const Declared&) { return true; },
+          .plan = nullptr,
+          .judge = judge};
+}
+
+}  // namespace shardproof

@@ -1,0 +1,23 @@
+// G: are the gradients what one process computes?
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+namespace {
+
+CheckResult judge(const Evidence& e) {
+  if (auto f = judging::incomplete(e, "base")) return judging::conclude("gradient", 0, {*f});
+  return judging::conclude("gradient", judging::against_truth(e, 0, "B0", /*gradient=*/true));
+}
+
+}  // namespace
+
+Check gradient_check() {
+  return {.name = "gradient",
+          .letter = 'G',
+          .asks = "are the gradients what one process computes",
+          .due = judging::has_gradients,
+          .plan = nullptr,
+          .judge = judge};
+}
+
+}  // namespace shardproof

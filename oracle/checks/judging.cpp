@@ -1,0 +1,371 @@
+// What the checks share.
+#include "oracle/checks/judging.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "fixtures/sharding.hpp"
+
+namespace shardproof::judging {
+
+Layout result_layout(const Operand& o, bool gradient) {
+  return gradient ? dual(o.layout) : o.layout;
+}
+
+std::string tensor_name(const Operand& o, bool gradient) {
+  return gradient ? "gradient of " + o.name : o.name;
+}
+
+std::string ranks_text(std::span<const int> ranks, int world) {
+  if (int(ranks.size()) == world && world > 1) return "every rank";
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i + 1) text += "-" + std::to_string(ranks[last]), i = last;
+  }
+  return text;
+}
+
+std::vector<int64_t> coordinates(int64_t index, std::span<const int64_t> shape) {
+  std::vector<int64_t> c(shape.size());
+  for (size_t d = shape.size(); d-- > 0; index /= shape[d]) c[d] = index % shape[d];
+  return c;
+}
+
+std::string number(double v) { return fmt::format("{:.9g}", v); }
+
+bool has_gradients(const Contract& contract, const Case& line, const Declared& declared) {
+  if (!declared.backward) return false;
+  const auto operands = contract.operands(line);
+  return std::any_of(operands.begin(), operands.end(), [](const Operand& o) {
+    return o.role != Operand::output && o.role != Operand::index && o.gradient;
+  });
+}
+
+void read(const ResultTensor& t, std::vector<double>& values) {
+  const size_t width = size_of(t.dtype), n = t.bytes.size() / width;
+  values.resize(n);
+  const std::byte* from = t.bytes.data();
+  switch (t.dtype) {
+    case DType::f64:
+      std::memcpy(values.data(), from, n * width);
+      return;
+    case DType::f32:
+      for (size_t i = 0; i < n; ++i) {
+        float v;
+        std::memcpy(&v, from + i * width, width);
+        values[i] = v;
+      }
+      return;
+    default:
+      for (size_t i = 0; i < n; ++i) values[i] = load(from + i * width, t.dtype);
+  }
+}
+
+int step_of(const Shot& shot, std::string_view word) {
+  int step = 0;
+  for (size_t at = 0; at < shot.program.size(); ++step) {
+    const size_t end = std::min(shot.program.find(' ', at), shot.program.size());
+    if (std::string_view(shot.program).substr(at, end - at) == word) return step;
+    at = end + 1;
+  }
+  return -1;
+}
+
+std::string what_ended(const ShotRecord& r) {
+  switch (r.status) {
+    case ShotRecord::ok:
+      return "completed";
+    case ShotRecord::rejected:
+      return "rejected the line: " + r.text;
+    case ShotRecord::released:
+      return "was released: " + r.text;
+    case ShotRecord::threw:
+      return "threw: " + r.text;
+    case ShotRecord::infrastructure:
+      return "the harness failed: " + r.text;
+    case ShotRecord::not_run:
+      return "was not reached, since an earlier shot ended early";
+  }
+  return "";
+}
+
+std::optional<Finding> incomplete(const Evidence& e, const std::string& shot) {
+  const int at = e.find_shot(shot);
+  if (at >= 0) return incomplete(e, at);
+  Finding f;
+  f.ratio = std::numeric_limits<double>::infinity();
+  f.message =
+      "expected the shot '" + shot + "' in the plan, met none; the plan of this check was not run";
+  return f;
+}
+
+std::optional<Finding> incomplete(const Evidence& e, int at) {
+  Finding f;
+  f.ratio = std::numeric_limits<double>::infinity();
+  // The rank that ended for a reason of its own speaks before those that it released.
+  int blamed = -1;
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const bool there = size_t(r) < e.ranks.size() && size_t(at) < e.ranks[size_t(r)].shots.size();
+    if (there && e.record(r, at).status == ShotRecord::ok) continue;
+    f.ranks.push_back(r);
+    const auto own = [&](int rank) {
+      return there && e.record(rank, at).status == ShotRecord::threw;
+    };
+    if (blamed < 0 || (own(r) && !own(blamed))) blamed = r;
+  }
+  if (f.ranks.empty()) return std::nullopt;
+  f.rank = blamed;
+  const bool there =
+      size_t(blamed) < e.ranks.size() && size_t(at) < e.ranks[size_t(blamed)].shots.size();
+  f.message = fmt::format("did not complete '{}': rank {} {}", e.shots[size_t(at)].name, blamed,
+                          there ? what_ended(e.record(blamed, at)) : "handed in no record");
+  return f;
+}
+
+bool same_bytes(const ResultTensor& a, const ResultTensor& b) {
+  return a.dtype == b.dtype && a.bytes.size() == b.bytes.size() &&
+         (a.bytes.empty() || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
+}
+
+namespace {
+
+// Elements whose bytes differ; the first and the one that is furthest off.
+struct Differing {
+  int64_t count = 0, first = -1, worst = -1;
+  double spread = 0;  // of the worst; infinite where one side is no number
+};
+
+Differing differing(const ResultTensor& got, const std::vector<double>& g, const ResultTensor& want,
+                    const std::vector<double>& w) {
+  Differing d;
+  const size_t width = size_of(got.dtype);
+  for (size_t i = 0; i < g.size(); ++i) {
+    if (std::memcmp(got.bytes.data() + i * width, want.bytes.data() + i * width, width) == 0)
+      continue;
+    const double off = g[i] == w[i] ? 0 : std::abs(g[i] - w[i]);
+    const double apart = std::isfinite(off) ? off : std::numeric_limits<double>::infinity();
+    if (d.count++ == 0) d.first = int64_t(i);
+    if (d.worst < 0 || apart > d.spread) d.worst = int64_t(i), d.spread = apart;
+  }
+  return d;
+}
+
+}  // namespace
+
+Finding difference(const Evidence& e, const ByteResult& got, const ByteResult& want) {
+  const Operand& o = e.operands[size_t(got.tensor->operand)];
+  const Layout layout = result_layout(o, got.tensor->gradient);
+  Finding f;
+  f.tensor = tensor_name(o, got.tensor->gradient);
+  f.rank = got.rank;
+  f.ranks = {got.rank};
+  f.ratio = std::numeric_limits<double>::infinity();
+  if (got.tensor->dtype != want.tensor->dtype ||
+      got.tensor->bytes.size() != want.tensor->bytes.size()) {
+    f.message =
+        fmt::format("expected {} bytes of {}, met {} of {}", want.tensor->bytes.size(),
+                    name(want.tensor->dtype), got.tensor->bytes.size(), name(got.tensor->dtype));
+    return f;
+  }
+  std::vector<double> g, w;
+  read(*got.tensor, g);
+  read(*want.tensor, w);
+  const Differing d = differing(*got.tensor, g, *want.tensor, w);
+  const auto whole = whole_indices(o.shape, layout, e.mesh, got.rank);
+  if (d.worst < 0 || size_t(d.worst) >= whole.size()) return f;
+  f.numeric = true;
+  f.got = g[size_t(d.worst)];
+  f.want = w[size_t(d.worst)];
+  f.error = d.spread;
+  f.wrong = d.count;
+  f.compared = int64_t(g.size());
+  f.where = index_text(o.name, whole[size_t(d.worst)], o.shape, layout, e.mesh, /*denoted=*/false);
+  f.index = coordinates(whole[size_t(d.worst)], whole_shape(o.shape, layout, e.mesh));
+  if (d.first != d.worst)
+    f.message = "first at " + index_text(o.name, whole[size_t(d.first)], o.shape, layout, e.mesh,
+                                         /*denoted=*/false);
+  return f;
+}
+
+Agreement same_results(const Evidence& e, const Steps& s) {
+  Agreement a;
+  for (int r = 0; r < e.mesh.world(); ++r)
+    for (const ResultTensor& want : e.record(r, s.shot_want).results) {
+      if (want.step != s.step_want) continue;
+      const ResultTensor* got = e.result(r, s.shot_got, s.step_got, want.operand, want.gradient);
+      a.compared += int64_t(want.bytes.size() / size_of(want.dtype));
+      if (got && same_bytes(*got, want)) continue;
+      Finding f;
+      if (got) {
+        f = difference(e, {got, r}, {&want, r});
+        a.spread =
+            std::max(a.spread, f.numeric ? f.error : std::numeric_limits<double>::infinity());
+      } else {
+        f.tensor = tensor_name(e.operands[size_t(want.operand)], want.gradient);
+        f.message = fmt::format("expected a result of rank {}, met none", r);
+        f.rank = r, f.ranks = {r};
+      }
+      auto known = std::find_if(a.findings.begin(), a.findings.end(),
+                                [&](const Finding& k) { return k.tensor == f.tensor; });
+      if (known == a.findings.end()) {
+        a.findings.push_back(std::move(f));
+        continue;
+      }
+      f.ranks.insert(f.ranks.begin(), known->ranks.begin(), known->ranks.end());
+      f.wrong += known->wrong, f.compared += known->compared;
+      if (f.error > known->error)
+        *known = std::move(f);
+      else
+        known->ranks = f.ranks, known->wrong = f.wrong, known->compared = f.compared;
+    }
+  return a;
+}
+
+CheckResult conclude(const std::string& check, int64_t compared, std::vector<Finding> findings,
+                     std::string note) {
+  CheckResult result;
+  result.check = check;
+  result.compared = compared;
+  result.note = std::move(note);
+  result.findings = std::move(findings);
+  for (Finding& f : result.findings) {
+    f.check = check;
+    result.ratio = std::max(result.ratio, f.ratio);
+  }
+  std::stable_sort(result.findings.begin(), result.findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.ratio > b.ratio; });
+  if (!result.findings.empty()) {
+    result.verdict = Verdict::failed;
+  } else if (compared == 0) {
+    result.verdict = Verdict::vacuous;
+    if (result.note.empty()) result.note = "nothing was compared";
+  } else {
+    result.verdict = Verdict::passed;
+  }
+  return result;
+}
+
+namespace {
+
+// A sum of at least four non-zero terms has (sum |t|)^2 > 3 sum t^2 (Cauchy), and is then rounded
+// more than once.
+bool must_round(const Gauge& g, size_t i) {
+  return g.magnitude[i] * g.magnitude[i] > 3 * g.squares[i];
+}
+
+bool rounds_at_random(const Evidence& e, const Feed& feed, const Gauge& g) {
+  const Precision p = precision_of(*e.line, e.declared);
+  return (feed.fill == Fill::normal || feed.fill == Fill::large) && p.u_acc > 0x1p-53 &&
+         p.u_out <= p.u_acc && !g.magnitude.empty() && g.squares.size() == g.magnitude.size();
+}
+
+// True where more than 64 elements that are rounded several times all hold the correctly rounded
+// truth: no accumulation in the declared precision does that, a call of the reference does.
+bool is_the_reference(const Evidence& e, const Feed& feed, int shot, int step, int operand,
+                      bool gradient, const Whole& want, const Gauge& g) {
+  if (!rounds_at_random(e, feed, g)) return false;
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = result_layout(o, gradient);
+  for (const auto& [axis, placement] : layout)
+    if (placement.kind == Placement::partial && e.mesh.size(axis) > 1) return false;
+  int64_t coincide = 0;
+  std::vector<double> got;
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const ResultTensor* t = e.result(r, shot, step, operand, gradient);
+    if (!t) return false;
+    const auto indices = denoted_indices(o.shape, layout, e.mesh, r);
+    read(*t, got);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const size_t at = size_t(indices[i]);
+      if (!must_round(g, at)) continue;
+      if (got[i] != round_to(want.value[at], t->dtype)) return false;
+      ++coincide;
+    }
+  }
+  return coincide > 64;
+}
+
+const Gauge& gauge_of(const std::vector<Gauge>& gauges, size_t i) {
+  static const Gauge none;
+  return i < gauges.size() ? gauges[i] : none;
+}
+
+void add(const Evidence& e, int operand, bool gradient, Compared c, Judgement& j) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = result_layout(o, gradient);
+  j.exact = j.exact && c.exact;
+  j.compared += c.compared;
+  if (c.worst_at >= 0 && (j.rank < 0 || c.worst_ratio > j.ratio)) {
+    j.rank = c.worst_rank;
+    j.bound = c.worst_bound;
+    j.index = coordinates(c.worst_at, denoted_shape(o.shape, layout, e.mesh));
+    j.where =
+        index_text(tensor_name(o, gradient), c.worst_at, o.shape, layout, e.mesh, /*denoted=*/true);
+  }
+  j.ratio = std::max(j.ratio, c.worst_ratio);
+  if (c.finding)
+    j.findings.push_back(std::move(*c.finding));
+  else if (c.unbounded > 0)
+    j.vacuous = fmt::format(
+        "{}: no error is too large here, since the sums are longer than 1/u of the format",
+        tensor_name(o, gradient));
+  else if (c.zeros && c.compared > 0)
+    j.vacuous =
+        tensor_name(o, gradient) + ": truth and result are zero everywhere, so nothing was asked";
+}
+
+}  // namespace
+
+Judgement against_truth(const Evidence& e, int shot, std::string_view word, bool gradient) {
+  Judgement j;
+  const Shot& s = e.shots[size_t(shot)];
+  const Feed& feed = s.feeds.at(size_t(std::stoi(std::string(word.substr(1)))));
+  const Truth& truth = e.truth(feed);
+  const int step = step_of(s, word), begin = gradient ? 0 : e.inputs,
+            end = gradient ? e.inputs : int(e.operands.size());
+  for (int i = begin; i < end; ++i) {
+    const Operand& o = e.operands[size_t(i)];
+    if (gradient && (!o.gradient || o.role == Operand::index)) continue;
+    const size_t k = size_t(i - begin);
+    const Whole& want = (gradient ? truth.gradients : truth.outputs).at(k);
+    const Gauge& gauge = gauge_of(gradient ? truth.gradient_gauges : truth.output_gauges, k);
+    Compared c =
+        compare(e, shot, step, i, gradient, want, bound_of(e, feed, o, gradient, want, gauge));
+    const bool clean = !c.finding;
+    add(e, i, gradient, std::move(c), j);
+    if (clean && is_the_reference(e, feed, shot, step, i, gradient, want, gauge))
+      j.vacuous = tensor_name(o, gradient) +
+                  ": every element is the correctly rounded truth; a subject that calls the "
+                  "reference proves nothing "
+                  "(one that accumulates in f64 says so with acc=f64)";
+  }
+  return j;
+}
+
+CheckResult conclude(const std::string& check, Judgement j, std::string note) {
+  CheckResult result = conclude(check, j.compared, std::move(j.findings), std::move(note));
+  result.exact = j.exact && j.compared > 0;
+  result.ratio = std::max(result.ratio, j.ratio);
+  if (result.verdict != Verdict::passed) {
+    return result;
+  }
+  if (!j.vacuous.empty()) {
+    result.verdict = Verdict::vacuous;
+    result.note = j.vacuous;
+  }
+  result.bound = j.bound;
+  result.rank = j.rank;
+  result.index = std::move(j.index);
+  result.where = std::move(j.where);
+  return result;
+}
+
+}  // namespace shardproof::judging

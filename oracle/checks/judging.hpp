@@ -1,0 +1,87 @@
+// What the checks share: how results are read, how a verdict follows from findings, words for
+// ranks.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "oracle/check.hpp"
+
+namespace shardproof {
+
+Check forward_check();
+Check gradient_check();
+Check adjoint_check();
+Check replica_check();
+Check ledger_check();
+Check lockstep_check();
+Check memory_check();
+Check repeat_check();
+Check accumulate_check();
+Check rejection_check();
+
+namespace judging {
+
+Layout result_layout(const Operand&,
+                     bool gradient);  // a gradient has the dual of the value's layout
+std::string tensor_name(const Operand&, bool gradient);  // "y", "gradient of x"
+std::string ranks_text(std::span<const int> ranks,
+                       int world);  // "rank 2", "ranks 0-3, 5", "every rank"
+std::vector<int64_t> coordinates(int64_t index, std::span<const int64_t> shape);
+std::string number(double);                 // shortest form that a reader can tell apart
+std::string what_ended(const ShotRecord&);  // "threw: no memory"
+bool has_gradients(const Contract&, const Case&, const Declared&);
+
+void read(const ResultTensor&, std::vector<double>& values);
+int step_of(const Shot&, std::string_view word);  // place of "B0" in the program; -1
+// A finding when a shot was not run to its end on every rank, with the words of the rank that ended
+// by itself, else of the first one.
+std::optional<Finding> incomplete(const Evidence&, int shot);
+std::optional<Finding> incomplete(const Evidence&, const std::string& shot);
+
+// A result whose bytes ought to equal another's.
+struct ByteResult {
+  const ResultTensor* tensor = nullptr;
+  int rank = 0;
+};
+// Where two results differ, as a finding: both values of the worst element, global coordinates.
+Finding difference(const Evidence&, const ByteResult& got, const ByteResult& want);
+bool same_bytes(const ResultTensor&, const ResultTensor&);
+
+// Results of one step in one shot against those of another, bit for bit on every rank.
+struct Steps {
+  int shot_got, step_got, shot_want, step_want;
+};
+struct Agreement {
+  int64_t compared = 0;
+  std::vector<Finding> findings;
+  double spread = 0;  // largest |difference|
+};
+Agreement same_results(const Evidence&, const Steps&);
+// Results of type I and R of one shot, byte for byte over their ranks (replica.cpp).
+Agreement same_replicas(const Evidence&, int shot);
+
+// Passed where something was compared and nothing was found; vacuous where nothing was compared.
+CheckResult conclude(const std::string& check, int64_t compared, std::vector<Finding>,
+                     std::string note = "");
+
+// Every result of a step (values or gradients) against the truth of a feed.
+struct Judgement {
+  int64_t compared = 0;
+  bool exact = true;
+  double ratio = 0;
+  std::vector<Finding> findings;
+  std::string vacuous;  // why nothing was proven, "" where something was
+  double bound = 0;     // of the worst element
+  int rank = -1;
+  std::vector<int64_t> index;
+  std::string where;
+};
+Judgement against_truth(const Evidence&, int shot, std::string_view word, bool gradient);
+CheckResult conclude(const std::string& check, Judgement, std::string note = "");
+
+}  // namespace judging
+}  // namespace shardproof

@@ -1,0 +1,230 @@
+// L: were exactly the due calls made, in order, on the right group, with the right payload?
+//
+// The contract gives the calls of a rank in closed form; the rank recorded those that it made. Both
+// become lists of entries of one kind, which are compared call by call, forward and backward apart
+// (a deferred finish belongs to the backward). Equal lists have equal logical and ring bytes: the
+// bytes are printed, not judged a second time.
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+namespace {
+
+using Calls = std::vector<LedgerEntry>;
+
+bool in_phase(const LedgerEntry& c, bool backward) {
+  return backward ? c.phase == Phase::backward || c.phase == Phase::finish
+                  : c.phase == Phase::forward;
+}
+
+// "tp" or "tp,cp" -> its members through the rank; "world" -> all. Empty for a part of a group
+// ("tp/2"), whose members its label alone does not give.
+std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank) {
+  std::vector<int> members;
+  if (label == "world") {
+    for (int r = 0; r < mesh.world(); ++r) members.push_back(r);
+    return members;
+  }
+  std::vector<Axis> axes;
+  for (size_t at = 0; at <= label.size();) {
+    const size_t comma = std::min(label.find(',', at), label.size());
+    const auto axis = axis_from(std::string_view(label).substr(at, comma - at));
+    if (!axis) return {};
+    axes.push_back(*axis);
+    at = comma + 1;
+  }
+  return mesh.group(axes, rank);
+}
+
+// The entry that the due call leaves in the ledger of this rank.
+LedgerEntry due_entry(const Traffic& t, const Mesh& mesh, int rank) {
+  LedgerEntry c;
+  c.op = t.op;
+  c.reduce = t.reduce;
+  c.dtype = t.dtype;
+  c.count = t.count;
+  c.hop = t.hop;
+  c.label = t.label;
+  c.members = members_of(t.label, mesh, rank);
+  c.phase = t.backward ? Phase::backward : Phase::forward;
+  if (t.op == Op::shift && !c.members.empty()) {
+    const int p = int(c.members.size());
+    int me = 0;
+    while (c.members[size_t(me)] != rank) ++me;
+    c.to = c.members[size_t(((me + t.hop) % p + p) % p)];
+    c.from = c.members[size_t(((me - t.hop) % p + p) % p)];
+  }
+  return c;
+}
+
+// A group of one issues no call.
+Calls due_calls(const Evidence& e, int rank, bool backward) {
+  Calls due;
+  for (const Traffic& t : e.contract->traffic(*e.line, e.declared.plan, rank)) {
+    if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
+    LedgerEntry c = due_entry(t, e.mesh, rank);
+    if (c.members.size() == 1) continue;
+    c.number = 1;
+    for (const LedgerEntry& earlier : due) c.number += earlier.label == c.label;
+    due.push_back(std::move(c));
+  }
+  return due;
+}
+
+// The first property in which a call is not the due one, and what that means; null where none.
+struct Mistake {
+  const char* what;
+  const char* means;
+};
+std::optional<Mistake> mistake(const LedgerEntry& met, const LedgerEntry& due) {
+  if (met.op != due.op)
+    return Mistake{
+        "operation",
+        "another collective than the contract asks for; values may still be right, bytes are not"};
+  if (met.label != due.label)
+    return Mistake{"group", "a collective over another axis than the contract names"};
+  if (!due.members.empty() && met.members != due.members)
+    return Mistake{"members", "the group holds other ranks than the axis does"};
+  if (met.reduce != due.reduce)
+    return Mistake{"reduction", "a sum, a mean and a maximum differ in value"};
+  if (met.dtype != due.dtype) return Mistake{"dtype", "the payload travels in another precision"};
+  if (met.count != due.count) return Mistake{"count", "more or less data than the contract moves"};
+  if (due.op == Op::shift && due.to >= 0 && (met.to != due.to || met.from != due.from))
+    return Mistake{"peers", "a ring that turns the other way, or skips ranks"};
+  if (due.op == Op::shift && met.hop != due.hop)
+    return Mistake{"hop", "a ring that turns the other way, or skips ranks"};
+  if (due.op == Op::broadcast && met.hop != due.hop)
+    return Mistake{"root", "the data of another rank"};
+  return std::nullopt;
+}
+
+std::string bare(const LedgerEntry& due) {
+  std::string s = text(due);
+  if (const size_t at = s.rfind(", at "); at != std::string::npos) s.resize(at);
+  return s;
+}
+
+int64_t bytes(const Calls& calls) {
+  int64_t n = 0;
+  for (const LedgerEntry& c : calls) n += logical_bytes(c);
+  return n;
+}
+
+Finding differ(const Calls& met, const Calls& due, size_t i, int rank, bool backward) {
+  Finding f;
+  f.rank = rank;
+  f.ranks = {rank};
+  f.ratio = std::numeric_limits<double>::infinity();
+  const std::string expected =
+      i < due.size() ? bare(due[i])
+                     : fmt::format("no further call of {}", backward ? "backward" : "forward");
+  const std::string found = i < met.size()
+                                ? text(met[i])
+                                : fmt::format("the end of {}", backward ? "backward" : "forward");
+  std::string what;
+  if (i < due.size() && i < met.size()) {
+    const Mistake m = *mistake(met[i], due[i]);
+    what = std::string(", another ") + m.what;
+    f.means = m.means;
+  } else if (i < met.size()) {
+    f.means = "a call that is not due: redundant traffic, or a result that is changed once more";
+  } else {
+    f.means = "a call that is due was not made";
+  }
+  f.message = fmt::format("expected {}, met {}{}; {} of {} calls and {} of {} B logical", expected,
+                          found, what, met.size(), due.size(), bytes(met), bytes(due));
+  return f;
+}
+
+// One finding a phase: the first rank's words, with all ranks that differ.
+struct Tally {
+  int64_t compared = 0;
+  std::optional<Finding> first;
+};
+
+void compare_calls(const Calls& met, const Calls& due, int rank, bool backward, Tally& t) {
+  t.compared +=
+      int64_t(std::max(met.size(), due.size())) + 1;  // that nothing follows is asked, too
+  size_t i = 0;
+  while (i < met.size() && i < due.size() && !mistake(met[i], due[i])) ++i;
+  if (i == met.size() && i == due.size()) return;
+  if (t.first)
+    t.first->ranks.push_back(rank);
+  else
+    t.first = differ(met, due, i, rank, backward);
+}
+
+// Bytes of rank 0, and of the rings of all groups: told where the calls are the due ones.
+struct Volume {
+  int64_t calls = 0, logical = 0, ring = 0;
+};
+
+// What a ring sends in total is counted by its first member, an all-to-all by each for its own row.
+int64_t ring_bytes(const LedgerEntry& c, int rank) {
+  if (c.op != Op::all_to_all)
+    return c.members[0] == rank ? ring_bytes_total(c.op, logical_bytes(c), int(c.members.size()))
+                                : 0;
+  int64_t elements = 0;
+  for (size_t m = 0; m < c.send.size(); ++m)
+    if (c.members[m] != rank) elements += c.send[m];
+  return elements * int64_t(size_of(c.dtype));
+}
+
+void count(const Calls& calls, int rank, Volume& v) {
+  for (const LedgerEntry& c : calls) {
+    if (c.members.empty()) continue;
+    v.ring += ring_bytes(c, rank);
+    if (rank != 0) continue;
+    ++v.calls;
+    v.logical += logical_bytes(c);
+  }
+}
+
+CheckResult judge(const Evidence& e) {
+  if (auto f = judging::incomplete(e, "base")) return judging::conclude("ledger", 0, {*f});
+  std::vector<Finding> findings;
+  int64_t compared = 0;
+  Volume volume;
+  for (bool backward : {false, true}) {
+    if (backward && e.forward_only()) continue;
+    Tally t;
+    for (int r = 0; r < e.mesh.world(); ++r) {
+      Calls met;
+      for (const LedgerEntry& c : e.record(r, 0).ledger)
+        if (in_phase(c, backward)) met.push_back(c);
+      const Calls due = due_calls(e, r, backward);
+      compare_calls(met, due, r, backward, t);
+      count(met, r, volume);
+    }
+    compared += t.compared;
+    if (t.first) findings.push_back(std::move(*t.first));
+  }
+  CheckResult result = judging::conclude("ledger", compared, std::move(findings));
+  result.exact = true;
+  if (result.verdict == Verdict::passed)
+    result.note =
+        fmt::format("{} call{} and {} B on rank 0, {} B in rings over all ranks", volume.calls,
+                    volume.calls == 1 ? "" : "s", volume.logical, volume.ring);
+  return result;
+}
+
+}  // namespace
+
+Check ledger_check() {
+  return {.name = "ledger",
+          .letter = 'L',
+          .asks =
+              "are the calls exactly those that are due: operation, reduction, group, peers, "
+              "dtype, count, order",
+          .due =
+              [](const Contract& c, const Case& line, const Declared& d) {
+                return line.world() > 1 && !d.own_communication && c.traffic != nullptr;
+              },
+          .plan = nullptr,
+          .judge = judge};
+}
+
+}  // namespace shardproof

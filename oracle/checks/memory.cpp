@@ -1,0 +1,113 @@
+// M: was everything written that is due, nothing else, and no argument changed?
+//
+// The ranks look after each step, while the buffers exist; what they saw is judged here.
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "fixtures/sharding.hpp"
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+namespace {
+
+struct Word {
+  const char* what;
+  const char* means;
+};
+
+Word word_for(const MemoryFinding& m) {
+  if (m.what == "unwritten")
+    return {"never written",
+            "the kernel leaves part of its result to chance; here fresh buffers hold NaN"};
+  if (m.what == "guard")
+    return {"written beyond its end", "a write outside of the tensor: wrong extent or stride"};
+  if (m.what == "workspace")
+    return {"written beyond its end", "a write outside of the workspace that was asked for"};
+  if (m.what == "argument")
+    return {"an argument that was changed",
+            "arguments are read-only: work in a workspace or in the output"};
+  if (m.what == "environment")
+    return {"floating-point environment changed",
+            "a library or -Ofast that switches flush-to-zero or rounding for the whole process"};
+  return {m.what.c_str(), ""};
+}
+
+// "x", "gradient of x", "cotangent of y" -> the operand and the layout of what the rank held.
+const Operand* operand_of(const Evidence& e, const std::string& tensor, Layout& layout) {
+  for (const Operand& o : e.operands)
+    for (const char* prefix : {"", "gradient of ", "cotangent of "})
+      if (tensor == prefix + o.name) {
+        layout = *prefix ? dual(o.layout) : o.layout;
+        return &o;
+      }
+  return nullptr;
+}
+
+void locate(const Evidence& e, const MemoryFinding& m, int rank, Finding& f) {
+  if (m.what != "unwritten" && m.what != "argument") return;  // first is a byte of a guard zone
+  Layout layout;
+  const Operand* o = operand_of(e, m.tensor, layout);
+  if (!o || m.first < 0) return;
+  const auto whole = whole_indices(o->shape, layout, e.mesh, rank);
+  if (size_t(m.first) >= whole.size()) return;
+  f.where =
+      index_text(o->name, whole[size_t(m.first)], o->shape, layout, e.mesh, /*denoted=*/false);
+  f.index = judging::coordinates(whole[size_t(m.first)], whole_shape(o->shape, layout, e.mesh));
+}
+
+Finding finding_of(const Evidence& e, const std::string& shot, const MemoryFinding& m, int rank) {
+  const Word word = word_for(m);
+  Finding f;
+  f.tensor = m.tensor;
+  f.message = m.what == "unwritten"
+                  ? fmt::format("{} element{} never written", m.count, m.count == 1 ? "" : "s")
+              : m.text.empty() ? word.what
+                               : m.text;
+  if (shot != "base") f.message += " (in '" + shot + "')";
+  f.means = word.means;
+  f.rank = rank;
+  f.ranks = {rank};
+  f.wrong = m.what == "unwritten" ? m.count : 0;
+  f.ratio = std::numeric_limits<double>::infinity();
+  locate(e, m, rank, f);
+  return f;
+}
+
+CheckResult judge(const Evidence& e) {
+  if (auto f = judging::incomplete(e, "base")) return judging::conclude("memory", 0, {*f});
+  std::vector<Finding> findings;
+  std::vector<std::string> kinds;  // (what, tensor) of each finding
+  int64_t looked_at = 0;
+  for (int r = 0; r < int(e.ranks.size()); ++r)
+    for (size_t s = 0; s < e.ranks[size_t(r)].shots.size(); ++s) {
+      const ShotRecord& record = e.record(r, int(s));
+      looked_at += int64_t(record.results.size());
+      for (const MemoryFinding& m : record.memory) {
+        const std::string kind = m.what + " " + m.tensor;
+        const auto known = std::find(kinds.begin(), kinds.end(), kind);
+        if (known == kinds.end()) {
+          kinds.push_back(kind);
+          findings.push_back(finding_of(e, e.shots[s].name, m, r));
+        } else if (Finding& f = findings[size_t(known - kinds.begin())]; f.ranks.back() != r) {
+          f.ranks.push_back(r);
+        }
+      }
+    }
+  return judging::conclude("memory", looked_at, std::move(findings));
+}
+
+}  // namespace
+
+Check memory_check() {
+  return {.name = "memory",
+          .letter = 'M',
+          .asks =
+              "is every element written, nothing beyond, no argument and no floating-point state "
+              "changed",
+          .due = [](const Contract&, const Case&, const Declared&) { return true; },
+          .plan = nullptr,
+          .judge = judge};
+}
+
+}  // namespace shardproof

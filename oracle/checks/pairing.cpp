@@ -1,0 +1,143 @@
+// One formula covers all types: w times the sum over ranks of local dots, w = 1/p for each axis
+// typed I. A value and its cotangent have equal local shapes, so rank r pairs its local result with
+// its own shard of the dual's whole.
+#include "oracle/checks/pairing.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "fixtures/sharding.hpp"
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+namespace {
+
+using judging::result_layout;
+
+bool small_integer(double v) { return v == std::nearbyint(v) && std::abs(v) <= 0x1p50; }
+
+// Ranks whose errors count: of a P group the first, since a bound there is of the sum.
+bool leads(const Layout& layout, const Mesh& mesh, int rank) {
+  for (const auto& [axis, placement] : layout)
+    if (placement.kind == Placement::partial && mesh.coordinate(rank, axis) > 0) return false;
+  return true;
+}
+
+// sum += sign * w * sum over ranks <result, dual>, where `dual` holds whole values.
+bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
+              const Whole& dual_values, int sign, Dot& sum) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = result_layout(o, gradient);
+  const int64_t times = sign * scaled_weight(layout, e.mesh);
+  std::vector<double> local;
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const ResultTensor* t = e.result(r, shot, step, operand, gradient);
+    const auto at = whole_indices(o.shape, dual(layout), e.mesh, r);
+    if (!t || t->bytes.size() != at.size() * size_of(t->dtype)) return false;
+    judging::read(*t, local);
+    for (size_t i = 0; i < at.size(); ++i)
+      sum.add(local[i], dual_values.value[size_t(at[i])], times);
+  }
+  return true;
+}
+
+// w * sum over ranks of bound * |dual|: by how much a side may be off when each result is within
+// its bound.
+long double slack(const Evidence& e, const Feed& feed, int operand, bool gradient,
+                  const Whole& dual_values) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = result_layout(o, gradient);
+  const Truth& truth = e.truth(feed);
+  const size_t k = size_t(gradient ? operand : operand - e.inputs);
+  const Whole& want = (gradient ? truth.gradients : truth.outputs).at(k);
+  const auto& gauges = gradient ? truth.gradient_gauges : truth.output_gauges;
+  const Gauge gauge = k < gauges.size() ? gauges[k] : Gauge{};
+  const auto bound = bound_of(e, feed, o, gradient, want, gauge);
+  long double sum = 0;
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    if (!leads(layout, e.mesh, r)) continue;
+    const auto denoted = denoted_indices(o.shape, layout, e.mesh, r),
+               whole = whole_indices(o.shape, dual(layout), e.mesh, r);
+    for (size_t i = 0; i < denoted.size(); ++i)
+      sum += (long double)bound(denoted[i]) * std::abs(dual_values.value[size_t(whole[i])]);
+  }
+  return sum * scaled_weight(layout, e.mesh);
+}
+
+}  // namespace
+
+void Dot::add(double a, double b, int64_t times) {
+  ++products_;
+  rounded_ += static_cast<long double>(a) * b * times;
+  magnitude_ += std::abs(static_cast<long double>(a) * b * times);
+  integer_ = integer_ && small_integer(a) && small_integer(b) && products_ < (int64_t(1) << 20);
+  if (integer_)
+    exact_ += static_cast<__int128>(static_cast<int64_t>(a)) * static_cast<int64_t>(b) * times;
+}
+
+long double Dot::error() const {
+  return integer_ ? 0 : (long double)products_ * 0x1p-63L * magnitude_;
+}
+
+bool Dot::equals(const Dot& other) const {
+  return integer_ && other.integer_ ? exact_ == other.exact_ : value() == other.value();
+}
+
+bool Pairing::equal() const {
+  if (!complete) return false;
+  if (lhs.equals(rhs)) return true;
+  return allowed > 0 && std::isfinite(allowed) &&
+         std::abs(lhs.value() - rhs.value()) <= allowed + lhs.error() + rhs.error();
+}
+
+double Pairing::ratio() const {
+  const long double l = lhs.value(), r = rhs.value();
+  if (l == 0) return r == 0 ? 1 : std::numeric_limits<double>::infinity();
+  return double(r / l);
+}
+
+int64_t scaled_weight(const Layout& layout, const Mesh& mesh) {
+  return std::llround(mesh.world() * pairing_weight(layout, mesh));
+}
+
+Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
+  const Operand& o = e.operands[size_t(operand)];
+  Whole w{whole_shape(o.shape, cotangent ? dual(o.layout) : o.layout, e.mesh), {}};
+  for (const Feed::Basis& b : feed.basis)
+    if (b.operand == operand) {
+      w.value.assign(size_t(product(w.shape)), 0.0);
+      if (b.index >= 0) w.value[size_t(b.index)] = 1;
+      return w;
+    }
+  for (const Feed::Given& g : feed.given)
+    if (g.operand == operand) {
+      for (double v : g.value) w.value.push_back(round_to(v, e.dtype_of(o)));
+      return w;
+    }
+  const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
+  w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
+  return w;
+}
+
+Pairing pairing_of(const Evidence& e, int shot, int without, int input) {
+  Pairing p;
+  const Feed& feed = e.shots[size_t(shot)].feeds[0];
+  const bool rounds = !exact_data(e, feed);
+  const int forward = judging::step_of(e.shots[size_t(shot)], "F0"),
+            backward = judging::step_of(e.shots[size_t(shot)], "B0");
+  p.complete = true;
+  for (int o = e.inputs; o < int(e.operands.size()); ++o) {
+    const Whole y = drawn(e, feed, o, /*cotangent=*/true);
+    p.complete = p.complete && add_dots(e, shot, forward, o, false, y, +1, p.lhs);
+    if (without >= 0) p.complete = p.complete && add_dots(e, without, 0, o, false, y, -1, p.lhs);
+    if (rounds) p.allowed += slack(e, feed, o, false, y);
+    if (rounds && without >= 0)
+      p.allowed += slack(e, e.shots[size_t(without)].feeds[0], o, false, y);
+  }
+  const Whole x = drawn(e, feed, input, /*cotangent=*/false);
+  p.complete = p.complete && add_dots(e, shot, backward, input, true, x, +1, p.rhs);
+  if (rounds) p.allowed += slack(e, feed, input, true, x);
+  return p;
+}
+
+}  // namespace shardproof

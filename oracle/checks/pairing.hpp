@@ -1,0 +1,49 @@
+// Typed inner products: the two sides of <A x, y> = <x, B y>.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "oracle/check.hpp"
+
+namespace shardproof {
+
+// A sum of products. Exact while every factor is an integer of at most 2^50 and there are fewer
+// than 2^20 products (2^120, times the ranks of a world, fits 127 bits); else in long double.
+class Dot {
+ public:
+  void add(double a, double b, int64_t times);
+  bool is_integer() const { return integer_; }
+  long double value() const { return integer_ ? static_cast<long double>(exact_) : rounded_; }
+  // What summing may have rounded: 0 for integers, else n 2^-63 sum |products|.
+  long double error() const;
+  bool equals(const Dot&) const;  // false where either side is NaN
+
+ private:
+  bool integer_ = true;
+  __int128 exact_ = 0;
+  long double rounded_ = 0, magnitude_ = 0;
+  int64_t products_ = 0;
+};
+
+// Both sides are scaled by the number of ranks of the world, so that the weight 1/p of a type I is
+// a whole number and a pairing of integers stays exact.
+struct Pairing {
+  Dot lhs, rhs;             // <A x, y> over all outputs; <x, B y> of one input
+  long double allowed = 0;  // of |lhs - rhs|, scaled alike; 0 on exact data
+  bool complete = false;    // every result was there
+  bool equal() const;
+  double ratio() const;  // rhs/lhs; 1 for 0/0, infinite for a/0
+};
+
+// World times the pairing weight of a layout: how often a local dot counts in a scaled sum.
+int64_t scaled_weight(const Layout&, const Mesh&);
+
+// Whole (stacked) values of an input, or of the cotangent of an output, as the ranks draw them.
+Whole drawn(const Evidence&, const Feed&, int operand, bool cotangent);
+
+// <A_k x_k, y> = <x_k, B_k y> for input k, where A_k x_k = F(.., x_k, ..) - F(.., 0, ..): the steps
+// F0 and B0 of `shot` and F0 of `without`, the same feed with input k zero (-1: linear alone, F(0)
+// = 0).
+Pairing pairing_of(const Evidence&, int shot, int without, int input);
+
+}  // namespace shardproof

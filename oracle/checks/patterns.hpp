@@ -1,0 +1,39 @@
+// What the wrong elements have in common, and what that says to the author of a kernel.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "oracle/contract.hpp"
+
+namespace shardproof {
+
+struct WrongElement {
+  int64_t at;  // denoted index
+  int rank;    // that holds it (type P: the first of those that hold a part)
+  double got, want;
+};
+
+struct Wrongness {
+  std::span<const WrongElement> wrong;  // not empty
+  int64_t compared = 0;                 // elements, every copy counted
+  const Whole* want = nullptr;
+  const Operand* operand = nullptr;
+  Layout layout;  // of the result
+  const Mesh* mesh = nullptr;
+};
+
+struct Pattern {
+  std::string text;   // "all x 4.000 = tp", "block of rank 3, zero", "rows 4..7", "one element"
+  std::string means;  // "" when nothing certain can be said
+};
+Pattern pattern_of(const Wrongness&);
+
+// "tp", "1/tp", "tp*dp", "tp or cp": products of axis sizes that a factor stands for; "" for none.
+std::string factor_name(double factor, const Mesh&);
+// What a factor between a result and the truth (or between the sides of a pairing) means.
+std::string factor_means(double factor, const Mesh&);
+std::string factor_text(double factor);  // "4.000", "1.0009766"
+
+}  // namespace shardproof

@@ -1,0 +1,167 @@
+// R: do the ranks that must hold equal bits hold equal bits?
+//
+// Values and gradients of type I and R are compared byte for byte on their axes. Integers are exact
+// in every order of summation, and two summands commute, so sums that each rank takes in its own
+// order part the replicas only on rounding data at three ranks or more: there a shot on normal data
+// is added.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "oracle/checks/judging.hpp"
+
+namespace shardproof {
+namespace {
+
+constexpr const char* rounding_shot = "replica:normal";
+
+bool equal_bits(const Placement& p) {
+  return p.kind == Placement::invariant || p.kind == Placement::replicate;
+}
+
+std::vector<Axis> replicated_axes(const Layout& layout, const Mesh& mesh) {
+  std::vector<Axis> axes;
+  for (const auto& [axis, placement] : layout)
+    if (equal_bits(placement) && mesh.size(axis) > 1) axes.push_back(axis);
+  return axes;
+}
+
+bool is_result(const Operand& o, bool gradient, const Declared& declared) {
+  if (!gradient) return o.role == Operand::output;
+  return declared.backward && o.role != Operand::output && o.role != Operand::index && o.gradient;
+}
+
+// Ranks over which some result is replicated: the largest such group.
+int widest(std::span<const Operand> operands, const Mesh& mesh, const Declared& declared) {
+  int ranks = 1;
+  for (const Operand& o : operands)
+    for (bool gradient : {false, true}) {
+      if (!is_result(o, gradient, declared)) continue;
+      const auto axes = replicated_axes(judging::result_layout(o, gradient), mesh);
+      if (!axes.empty()) ranks = std::max(ranks, int(mesh.group(axes, 0).size()));
+    }
+  return ranks;
+}
+
+bool due(const Contract& contract, const Case& line, const Declared& declared) {
+  return line.world() > 1 && widest(contract.operands(line), line.mesh(), declared) > 1;
+}
+
+void plan(const Evidence& e, std::vector<Shot>& shots) {
+  if (shots.at(0).feeds.at(0).fill != Fill::integers || widest(e.operands, e.mesh, e.declared) < 3)
+    return;
+  Shot s = shots[0];
+  s.name = rounding_shot;
+  s.feeds[0].fill = Fill::normal;
+  shots.push_back(std::move(s));
+}
+
+// Members of a group that part from the majority, each with a member of the majority.
+std::vector<std::pair<int, int>> dissenters(const Evidence& e, const std::vector<int>& group,
+                                            int shot, const ResultTensor& like) {
+  std::vector<std::pair<const ResultTensor*, std::vector<int>>> camps;
+  for (int r : group) {
+    const ResultTensor* t = e.result(r, shot, like.step, like.operand, like.gradient);
+    auto camp = std::find_if(camps.begin(), camps.end(), [&](auto& c) {
+      return t && c.first && judging::same_bytes(*c.first, *t);
+    });
+    if (camp == camps.end())
+      camps.push_back({t, {r}});
+    else
+      camp->second.push_back(r);
+  }
+  const auto largest = std::max_element(camps.begin(), camps.end(), [](auto& a, auto& b) {
+    return a.second.size() < b.second.size();
+  });
+  std::vector<std::pair<int, int>> apart;
+  for (auto& camp : camps)
+    if (&camp != &*largest)
+      for (int r : camp.second) apart.emplace_back(r, largest->second[0]);
+  return apart;
+}
+
+Finding explain(const Evidence& e, const std::vector<int>& group, int shot,
+                const ResultTensor& like) {
+  const auto apart = dissenters(e, group, shot, like);
+  const auto [rank, other] = apart[0];
+  const ResultTensor* got = e.result(rank, shot, like.step, like.operand, like.gradient);
+  const ResultTensor* want = e.result(other, shot, like.step, like.operand, like.gradient);
+  Finding f;
+  if (got && want) f = judging::difference(e, {got, rank}, {want, other});
+  f.tensor = judging::tensor_name(e.operands[size_t(like.operand)], like.gradient);
+  f.ranks.clear();
+  for (const auto& pair : apart) f.ranks.push_back(pair.first);
+  std::sort(f.ranks.begin(), f.ranks.end());
+  const std::string first = f.message;
+  f.message =
+      fmt::format("{} part{} from rank {} (got: rank {}){}{}", judging::ranks_text(f.ranks, 0),
+                  f.ranks.size() == 1 ? "s" : "", other, rank, first.empty() ? "" : ", " + first,
+                  shot == 0 ? "" : ", in '" + e.shots[size_t(shot)].name + "'");
+  f.means = like.gradient ? "the gradient of a replicated tensor was not summed over its ranks, or "
+                            "each rank summed in its own order"
+                          : "a result that has to be equal on these ranks was not reduced, or each "
+                            "rank summed in its own order";
+  return f;
+}
+
+CheckResult judge(const Evidence& e) {
+  if (auto f = judging::incomplete(e, "base")) return judging::conclude("replica", 0, {*f});
+  judging::Agreement t = judging::same_replicas(e, 0);
+  // On normal data only where integers saw nothing: the same fault is not told twice.
+  if (const int shot = e.find_shot(rounding_shot); shot >= 0 && t.findings.empty()) {
+    if (auto f = judging::incomplete(e, rounding_shot))
+      return judging::conclude("replica", 0, {*f});
+    judging::Agreement more = judging::same_replicas(e, shot);
+    t.compared += more.compared;
+    t.findings = std::move(more.findings);
+  }
+  CheckResult result = judging::conclude("replica", t.compared, std::move(t.findings));
+  result.exact = true;
+  return result;
+}
+
+}  // namespace
+
+judging::Agreement judging::same_replicas(const Evidence& e, int shot) {
+  Agreement t;
+  for (const ResultTensor& first : e.record(0, shot).results) {
+    const Operand& o = e.operands[size_t(first.operand)];
+    const auto axes = replicated_axes(judging::result_layout(o, first.gradient), e.mesh);
+    if (axes.empty()) continue;
+    bool reported = false;
+    for (const auto& group : e.mesh.groups(axes)) {
+      const ResultTensor* leader =
+          e.result(group[0], shot, first.step, first.operand, first.gradient);
+      bool agree = leader != nullptr;
+      for (size_t m = 1; m < group.size() && agree; ++m) {
+        const ResultTensor* member =
+            e.result(group[m], shot, first.step, first.operand, first.gradient);
+        agree = member && judging::same_bytes(*leader, *member);
+      }
+      if (leader)
+        t.compared +=
+            int64_t(leader->bytes.size() / size_of(leader->dtype)) * int64_t(group.size() - 1);
+      if (agree) continue;
+      Finding f = explain(e, group, shot, first);
+      if (reported)
+        t.findings.back().ranks.insert(t.findings.back().ranks.end(), f.ranks.begin(),
+                                       f.ranks.end());
+      else
+        t.findings.push_back(std::move(f));
+      reported = true;
+    }
+  }
+  return t;
+}
+
+Check replica_check() {
+  return {.name = "replica",
+          .letter = 'R',
+          .asks = "do ranks that must hold equal values hold equal bits",
+          .due = due,
+          .plan = plan,
+          .judge = judge};
+}
+
+}  // namespace shardproof
