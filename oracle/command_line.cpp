@@ -478,17 +478,9 @@ int explain(const Words& words, const Registry& registry) {
   return exit_passed;
 }
 
-int worker(int argc, char** argv, const Registry& registry) {
-  if (!worker_main())
-    throw Infrastructure(
-        "--worker: expected a build with a transport that starts programs (MPI), met "
-        "one without; configure with SHARDPROOF_MPI=ON");
-  return worker_main()(argc, argv, registry);
-}
-
 int obey(int argc, char** argv, const Registry& registry) {
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
-  if (!arguments.empty() && arguments[0] == "--worker") return worker(argc, argv, registry);
+  if (!arguments.empty() && arguments[0] == "--worker") return worker_main(argc, argv, registry);
   if (!arguments.empty() && asks_for_help(arguments[0])) {
     say(usage());
     return exit_passed;

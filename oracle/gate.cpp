@@ -88,13 +88,6 @@ bool selected(const std::vector<Pattern>& patterns, const Contract& c, const Cas
   return std::any_of(patterns.begin(), patterns.end(), [&](const Pattern& p) { return p.names(c) && p.holds(line); });
 }
 
-std::string reason_unavailable(const std::string& transport, const std::string& device) {
-  const std::string name = device == "cuda" && transport != "nccl" ? "staged" : transport;
-  for (const Ability& a : abilities())
-    if (a.name == name) return a.available ? "" : a.reason;
-  return "unknown transport";
-}
-
 std::vector<std::string> transports_due(const Options& options) {
   if (!options.transports.empty()) return options.transports;
   if (options.tier == "smoke") return {"processes"};

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/comm/transport_self_test.hpp"
 
 namespace shardproof {
 namespace {
@@ -137,6 +138,10 @@ std::vector<std::string> due_checks(const Contract& contract, const Case& line, 
   return due;
 }
 
+RankMain rank_main(const Registry& registry) {
+  return with_self_test([&registry](RankHost& host, std::span<const std::byte> job) { return execute(host, job, registry); });
+}
+
 Worlds::Worlds(const Options& options, const Registry& registry) : options_(options), registry_(registry) {}
 Worlds::~Worlds() = default;
 
@@ -151,8 +156,7 @@ World& Worlds::get(const std::string& transport, int ranks) {
     spec.in_process = options_.in_process && transport == "threads";
     spec.program = options_.program;
     spec.mpiexec = options_.mpiexec;
-    const Registry& registry = registry_;
-    world = start_world(spec, [&registry](RankHost& host, std::span<const std::byte> job) { return execute(host, job, registry); });
+    world = start_world(spec, rank_main(registry_));
     size = ranks;
   }
   return *world;

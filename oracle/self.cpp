@@ -29,7 +29,7 @@ SelfResult run_self(const Options& options, const Registry& registry, const std:
   for (const Due& d : due) lanes.emplace(d.line.text("transport"), d.line.world());
   Worlds worlds(options, registry);
   for (const auto& [transport, ranks] : lanes) {
-    if (!unavailable(transport, "host").empty()) continue;
+    if (!reason_unavailable(transport, "host").empty()) continue;
     const SelfTestResult t = transport_self_test(worlds.get(transport, ranks), options.tier == "nightly");
     for (const std::string& f : t.failures) result.failures.push_back(fmt::format("transport {}.np{}: {}", transport, ranks, f));
   }

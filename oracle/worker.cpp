@@ -1,13 +1,13 @@
-// The entry of worker.hpp: one pointer, set by the transport that starts programs.
+// The entry of worker.hpp: the one transport that starts programs is MPI.
 #include "oracle/worker.hpp"
+
+#include "oracle/comm/mpi.hpp"
+#include "oracle/run.hpp"
 
 namespace shardproof {
 
-namespace {
-WorkerMain entry = nullptr;
+int worker_main(int argc, char** argv, const Registry& registry) {
+  return mpi_worker(argc, argv, rank_main(registry));
 }
-
-void set_worker_main(WorkerMain main) { entry = main; }
-WorkerMain worker_main() { return entry; }
 
 }  // namespace shardproof
