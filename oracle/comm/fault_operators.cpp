@@ -534,17 +534,6 @@ void sum_as_arrived(Bench& b, Flight& f) {
 
 // ---- the table
 
-const std::vector<Op> reductions = {Op::all_reduce, Op::reduce_scatter};
-const std::vector<Op> placed = {Op::all_gather, Op::reduce_scatter, Op::all_to_all};
-const std::vector<Op> between_peers = {Op::reduce_scatter, Op::all_to_all, Op::shift};
-const std::vector<Op> moves = {Op::all_gather, Op::all_to_all, Op::shift, Op::broadcast};
-const std::vector<Op> separate = {Op::all_reduce, Op::reduce_scatter, Op::all_gather,
-                                  Op::all_to_all, Op::shift};
-const std::vector<Op> but_shift = {Op::all_reduce, Op::reduce_scatter, Op::all_gather,
-                                   Op::all_to_all, Op::broadcast};
-const std::vector<Op> any = {Op::all_reduce, Op::reduce_scatter, Op::all_gather,
-                             Op::all_to_all, Op::shift,          Op::broadcast};
-
 using Row = FaultRow;
 
 Row call_fault(const char* name, const char* kind, std::vector<Op> ops, const char* does, Steps s) {
@@ -572,6 +561,16 @@ Row where_reducing(std::vector<Reduce> reduces, Row r) {
 }
 
 std::vector<Row> all_rows() {
+  const std::vector<Op> reductions = {Op::all_reduce, Op::reduce_scatter};
+  const std::vector<Op> placed = {Op::all_gather, Op::reduce_scatter, Op::all_to_all};
+  const std::vector<Op> between_peers = {Op::reduce_scatter, Op::all_to_all, Op::shift};
+  const std::vector<Op> moves = {Op::all_gather, Op::all_to_all, Op::shift, Op::broadcast};
+  const std::vector<Op> separate = {Op::all_reduce, Op::reduce_scatter, Op::all_gather,
+                                    Op::all_to_all, Op::shift};
+  const std::vector<Op> but_shift = {Op::all_reduce, Op::reduce_scatter, Op::all_gather,
+                                     Op::all_to_all, Op::broadcast};
+  const std::vector<Op> any = {Op::all_reduce, Op::reduce_scatter, Op::all_gather,
+                               Op::all_to_all, Op::shift,          Op::broadcast};
   const auto sums = std::vector{Reduce::sum, Reduce::avg};
   return {
       call_fault("skip", "skip", but_shift,
