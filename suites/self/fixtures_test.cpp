@@ -678,8 +678,8 @@ TEST(Fills, PinnedNormal) {
                     -0x1.eap-1, -0x1.12p+1}));
 }
 
-// All bits of 4096 numbers, as the sum of their patterns modulo 2^64: a series cut one term earlier
-// or summed in another order shows here.
+// All bits of 4096 numbers, as the sum of their patterns modulo 2^64: a change of the formulas that
+// moves the last bit of one of them shows here.
 TEST(Fills, PinnedBitsOfManyNormals) {
   uint64_t sum = 0;
   for (double v : draw_whole({.fill = Fill::normal, .seed = 7}, "x", DType::f64, Ints{4096})) {
