@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include "oracle/case.hpp"
+#include "oracle/comm/mpi.hpp"
+#include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/transports.hpp"
 
 namespace shardproof {
-
-WorldStarter mpi_world_starter = nullptr;
 
 int most_ranks(const std::string& transport) {
   return transport == "processes" || transport == "threads" || transport == "mpi" ? 64 : 0;
@@ -27,14 +27,10 @@ std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
     throw BadInput(fmt::format("in-process ranks are threads: expected transport=threads, met {}",
                                spec.transport));
   }
+  main = with_self_test(std::move(main));
   if (spec.transport == "processes") return start_processes(spec, main);
   if (spec.transport == "threads") return start_threads(spec, main);
-  if (!mpi_world_starter) {
-    throw BadInput(
-        "transport=mpi: this build has no MPI; install one (libmpich-dev) and configure "
-        "with -DSHARDPROOF_MPI=ON, or take transport=processes");
-  }
-  return mpi_world_starter(spec, std::move(main));
+  return start_mpi_world(spec, std::move(main));
 }
 
 }  // namespace shardproof

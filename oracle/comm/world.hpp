@@ -63,10 +63,6 @@ class World {
 std::unique_ptr<World> start_world(const WorldSpec&, RankMain);
 int most_ranks(const std::string& transport);
 
-// Supplied by the MPI part of a build that has one, before the first start_world; null: no MPI.
-using WorldStarter = std::unique_ptr<World> (*)(const WorldSpec&, RankMain);
-extern WorldStarter mpi_world_starter;
-
 inline constexpr double call_deadline_seconds = 10, case_deadline_seconds = 30, kill_after_seconds = 31;
 
 }  // namespace shardproof
