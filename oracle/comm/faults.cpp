@@ -189,7 +189,7 @@ void FaultDoor::wait(Ticket ticket, Stream stream) {
   Flight& f = *node.mapped();
   if (f.issued) b.next.wait(f.ticket, stream);
   if (f.faulted) m.run(m.row.steps.after, b, f);
-  if (!f.acts && !m.remembers) return;
+  if (!m.row.steps.edit || !(f.acts || m.remembers)) return;
   const auto healthy = bytes_of(f.out);
   m.run(m.row.steps.edit, b, f);
   b.active = b.active || !same_bytes(f.out, healthy);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,13 +34,18 @@ struct Meeting {
   std::mutex lock;
   std::condition_variable change;
   std::map<std::pair<uint64_t, int>, Slot> slots;  // by group and sequence
-  bool ended = false;
+  std::set<int> left;                              // world ranks that make no more calls
   int64_t calls = 0;
 
-  void end() {
+  void leave(int rank) {
     std::lock_guard hold(lock);
-    ended = true;
+    left.insert(rank);
     change.notify_all();
+  }
+  bool hopeless(const Slot& slot, const Group& g) const {
+    for (int m = 0; m < g.size(); ++m)
+      if (!slot.posts.contains(m) && left.contains(g.members[size_t(m)])) return true;
+    return false;
   }
 };
 
@@ -67,7 +73,7 @@ class ThreadDoor : public Door {
     const Call& mine = f.call;
     const auto complete = [&] { return int(slot.posts.size()) == mine.group->size(); };
     meeting_.change.wait_for(hold, std::chrono::seconds(20),
-                             [&] { return complete() || meeting_.ended; });
+                             [&] { return complete() || meeting_.hopeless(slot, *mine.group); });
     if (!complete()) throw Released(Released::deadlock, "a member never made the call");
     for (const auto& [member, post] : slot.posts)
       if (post.call.op != mine.op || post.call.reduce != mine.reduce ||
@@ -181,8 +187,8 @@ inline std::vector<std::string> run_ranks(const Mesh& mesh,
         body(rank);
       } catch (const std::exception& e) {
         thrown[size_t(r)] = e.what();
-        meeting.end();
       }
+      meeting.leave(r);
     });
   for (std::thread& t : threads) t.join();
   if (calls) *calls = meeting.calls;
