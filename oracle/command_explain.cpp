@@ -119,13 +119,19 @@ std::string local_shapes(const Operand& o, const Mesh& mesh) {
   return text;
 }
 
+// The layout on the axes that have ranks.
+std::string layout_text(Layout layout, const Mesh& mesh) {
+  std::erase_if(layout, [&](const auto& on) { return mesh.size(on.first) == 1; });
+  return layout.empty() ? "whole" : text(layout);
+}
+
 std::string operands_text(const std::vector<Operand>& operands, const Mesh& mesh) {
   std::string text = row("operands", fmt::format("{:<10} {:<8} {:<14} {:<18} {}", "", "",
                                                  "global shape", "layout", "local shape"));
   for (const Operand& o : operands)
     text +=
         row("", fmt::format("{:<10} {:<8} {:<14} {:<18} {}{}", role_name(o.role), o.name,
-                            shape_text(o.shape), shardproof::text(o.layout), local_shapes(o, mesh),
+                            shape_text(o.shape), layout_text(o.layout, mesh), local_shapes(o, mesh),
                             o.role != Operand::output && !o.gradient ? "   no gradient" : ""));
   return text;
 }

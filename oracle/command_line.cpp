@@ -160,6 +160,7 @@ const CommandName& command_of(const std::vector<std::string>& arguments) {
 // An option that the command does not take; `run` is told that the line says where it runs.
 void check_option(const std::string& argument, const CommandName& command) {
   if (argument.size() < 2 || argument[0] != '-' || argument == "--help" || argument == "-h") return;
+  if (std::isdigit(static_cast<unsigned char>(argument[1]))) return;  // a value
   std::string name = argument.substr(0, argument.find('='));
   std::vector<std::string> known = {"--help"};
   for (const OptionName& o : command.options) known.push_back(o.name);

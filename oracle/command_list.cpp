@@ -26,16 +26,21 @@ std::string section(const char* title, const std::string& entries) {
   return entries.empty() ? "" : fmt::format("{}\n{}\n", title, entries);
 }
 
-std::string key_text(const Key& key) {
-  std::string fallback = key.derive ? "(from the mesh)" : key.fallback;
+std::string key_text(const Key& key, const std::string& fallback) {
   if (key.integer()) return fmt::format("{}={} ({}..{})", key.name, fallback, key.low, key.high);
   if (key.choices.empty()) return fmt::format("{}={}", key.name, fallback);
   return fmt::format("{}={} ({})", key.name, fallback, fmt::join(key.choices, "|"));
 }
 
-std::string keys_text(const std::vector<Key>& keys) {
+std::string key_row(const Key& key, const std::string& fallback) {
+  return fmt::format("    {:<44} {}\n", key_text(key, fallback), key.help);
+}
+
+// Defaults as the bare line has them: some follow from its other keys.
+std::string own_keys(const Contract& c, const Registry& registry) {
+  Case bare = parse(c.name, registry);
   std::string text;
-  for (const Key& key : keys) text += fmt::format("    {:<44} {}\n", key_text(key), key.help);
+  for (const Key& key : c.keys) text += key_row(key, bare.text(key.name));
   return text;
 }
 
@@ -82,7 +87,7 @@ std::string contracts(const Registry& registry, const std::string& pattern) {
     if (!named(registry, c, pattern)) continue;
     text += fmt::format("  {}\n    {}{}\n", c.name, c.summary, c.linear ? " (linear)" : "");
     text += fmt::format("    subjects: {}\n", subjects_text(registry, c.name));
-    text += keys_text(c.keys) + controls_text(registry, c.name);
+    text += own_keys(c, registry) + controls_text(registry, c.name);
   }
   return text;
 }
@@ -91,9 +96,10 @@ std::string contracts(const Registry& registry, const std::string& pattern) {
 std::string common_keys(const std::string& pattern) {
   Contract none;
   none.linear = true;
-  std::vector<Key> keys = keys_of(none);
-  std::erase_if(keys, [&](const Key& key) { return !holds(key.name, pattern); });
-  return keys_text(keys);
+  std::string text;
+  for (const Key& key : keys_of(none))
+    if (holds(key.name, pattern)) text += key_row(key, key.fallback);
+  return text;
 }
 
 std::string checks(const std::string& pattern) {
