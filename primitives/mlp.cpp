@@ -46,8 +46,8 @@ struct Gated {
 };
 
 template <class T>
-std::vector<T> activated(const Case& line, const std::vector<T>& z, int64_t rows, int64_t columns) {
-  const Activation act = pointwise(line.text("activation"));
+std::vector<T> activated(const Case& line, Activation act, const std::vector<T>& z, int64_t rows,
+                         int64_t columns) {
   std::vector<T> a(size_t(rows * columns));
   if (line.text("activation") != "swiglu") {
     for (size_t i = 0; i < a.size(); ++i) a[i] = activate(act, z[i]);
@@ -61,9 +61,8 @@ std::vector<T> activated(const Case& line, const std::vector<T>& z, int64_t rows
 }
 
 template <class T>
-std::vector<T> activated_backward(const Case& line, const std::vector<T>& z,
+std::vector<T> activated_backward(const Case& line, Activation act, const std::vector<T>& z,
                                   const std::vector<T>& da, int64_t rows, int64_t columns) {
-  const Activation act = pointwise(line.text("activation"));
   std::vector<T> dz(z.size());
   if (line.text("activation") != "swiglu") {
     for (size_t i = 0; i < dz.size(); ++i) dz[i] = da[i] * slope(act, z[i]);
@@ -89,12 +88,15 @@ int64_t rows_of(const View& v) { return v.elements() / v.shape.back(); }
 
 }  // namespace
 
-void Mlp::mean_over_ffn(Parallel& p, const View& own_sums, int64_t own_columns, const View& means) {
+void Mlp::mean_over_ffn(Parallel& p, const View& own_sums, int64_t own_columns, const View& means,
+                        Phase) {
   p.tp.all_reduce(own_sums, means);
   std::vector<double> m = to_doubles(means);
   for (double& value : m) value /= double(own_columns * p.tp.size());
   fill_from(means, m);
 }
+
+Activation Mlp::pointwise_of(const Case& line) const { return pointwise(line.text("activation")); }
 
 std::vector<int64_t> Mlp::own_rows(const Case& line, int64_t rows, int p, int r) const {
   return rows_of_line(line, rows, p, r);
@@ -105,14 +107,15 @@ template <class T>
 void Mlp::between(Parallel& p, const View& z, const View& gamma, const View& n,
                   const View& inverse_rms) {
   const int64_t rows = rows_of(n), columns = n.shape.back();
-  std::vector<T> a = activated(p.rank.line(), read<T>(z), rows, columns);
+  std::vector<T> a =
+      activated(p.rank.line(), pointwise_of(p.rank.line()), read<T>(z), rows, columns);
   if (!gamma.data) return write(a, n);
 
   std::vector<T> squares(static_cast<size_t>(rows));
   for (size_t i = 0; i < a.size(); ++i) squares[i / size_t(columns)] += a[i] * a[i];
   const View own = p.workspace(p.accumulate, {rows}), means = p.workspace(p.accumulate, {rows});
   write(squares, own);
-  mean_over_ffn(p, own, columns, means);
+  mean_over_ffn(p, own, columns, means, Phase::forward);
   std::vector<T> inverse = read<T>(means);
   for (T& v : inverse) v = T(1) / std::sqrt(v + T(eps));
   write(inverse, inverse_rms);
@@ -125,7 +128,8 @@ void Mlp::between(Parallel& p, const View& z, const View& gamma, const View& n,
 template <class T>
 void Mlp::recompute(Parallel& p, const View& z, const View& gamma, const View& inverse_rms,
                     const View& n) {
-  std::vector<T> a = activated(p.rank.line(), read<T>(z), rows_of(n), n.shape.back());
+  std::vector<T> a =
+      activated(p.rank.line(), pointwise_of(p.rank.line()), read<T>(z), rows_of(n), n.shape.back());
   if (gamma.data) scale_rows(a, read<T>(inverse_rms), read<T>(gamma));
   write(a, n);
 }
@@ -141,7 +145,8 @@ void Mlp::between_backward(Parallel& p, const View& z, const View& gamma, const 
   if (gamma.data) {
     const size_t f = size_t(columns);
     const std::vector<T> inverse = read<T>(inverse_rms), weight = read<T>(gamma);
-    std::vector<T> xhat = activated(p.rank.line(), values, rows, columns);
+    std::vector<T> xhat =
+        activated(p.rank.line(), pointwise_of(p.rank.line()), values, rows, columns);
     std::vector<T> along(static_cast<size_t>(rows)), dweight(f);
     for (size_t i = 0; i < da.size(); ++i) {
       xhat[i] *= inverse[i / f];
@@ -151,12 +156,13 @@ void Mlp::between_backward(Parallel& p, const View& z, const View& gamma, const 
     }
     const View own = p.workspace(p.accumulate, {rows}), means = p.workspace(p.accumulate, {rows});
     write(along, own);
-    mean_over_ffn(p, own, columns, means);
+    mean_over_ffn(p, own, columns, means, Phase::backward);
     const std::vector<T> mean = read<T>(means);
     for (size_t i = 0; i < da.size(); ++i) da[i] = (da[i] - xhat[i] * mean[i / f]) * inverse[i / f];
     if (dgamma.data) write(dweight, dgamma);
   }
-  write(activated_backward(p.rank.line(), values, da, rows, columns), dz);
+  write(activated_backward(p.rank.line(), pointwise_of(p.rank.line()), values, da, rows, columns),
+        dz);
 }
 
 std::unique_ptr<Saved> Mlp::forward(Rank& rank, std::span<const View> inputs,

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "primitives/activation.hpp"
 #include "primitives/linear.hpp"
 
 namespace shardproof::primitives {
@@ -24,9 +25,11 @@ class Mlp : public Kernel {
   static constexpr double eps = 1e-6;  // of the norm, as in the contract
 
  protected:
-  // Row means over the whole FFN dim from sums over the own columns, [T] in the accumulation type.
+  virtual Activation pointwise_of(const Case&) const;
+  // Row means over the whole FFN dim from sums over the own columns, [T] in the accumulation type:
+  // of A^2 in forward, of gamma dN xhat in backward.
   virtual void mean_over_ffn(Parallel&, const View& own_sums, int64_t own_columns,
-                             const View& means);
+                             const View& means, Phase);
   virtual std::vector<int64_t> own_rows(const Case&, int64_t rows, int p, int r) const;
 
  private:

@@ -1,0 +1,288 @@
+// Broken twins of the linears and of the MLP. Each replaces one step of the healthy layer; the
+// comment above a twin names the mistake.
+#include "primitives/linear.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/gemm.hpp"
+#include "primitives/mlp.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace primitives;
+
+// ---- Column
+
+// The path without a weight gradient returns before the all-reduce of dX.
+struct FrozenSkipsReduce final : ColumnParallel {
+  void reduce_input_gradient(Parallel& p, const View& partial, const View& dx) override {
+    if (!p.rank.line().on("frozen")) return ColumnParallel::reduce_input_gradient(p, partial, dx);
+    convert(partial, dx);
+  }
+};
+
+// The input enters without its cast from I to R: nobody sums dX.
+struct InputGradientLocal final : ColumnParallel {
+  void reduce_input_gradient(Parallel&, const View& partial, const View& dx) override {
+    convert(partial, dx);
+  }
+};
+
+// The backward of the cast all-reduces, and so does the fused gradient GEMM.
+struct InputGradientReducedTwice final : ColumnParallel {
+  void reduce_input_gradient(Parallel& p, const View& partial, const View& dx) override {
+    ColumnParallel::reduce_input_gradient(p, partial, dx);
+    const View once = p.workspace(dx.dtype, dx.shape);
+    copy(dx, once);
+    p.tp.all_reduce(once, dx);
+  }
+};
+
+// dW from the tokens that the rank holds, X not gathered again.
+struct UngatheredOperand final : ColumnParallel {
+  void weight_gradient(Parallel& p, const View& x, const View& g, const View& dw) override {
+    gemm(turned(own_block(p, g, 0)), plain(x), dw, p.accumulate);
+  }
+};
+
+// The input is kept in the layer and not with its own forward: the next one replaces it.
+class InputKeptInLayer final : public LinearColumn {
+ public:
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    latest_ = LinearColumn::forward(rank, inputs, outputs);
+    return std::make_unique<Saved>();
+  }
+  void backward(Rank& rank, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    LinearColumn::backward(rank, *latest_, cotangents, gradients);
+  }
+
+ private:
+  std::unique_ptr<Saved> latest_;
+};
+
+// A weight that is handed whole is cut as one block: gate against gate, queries against the keys
+// of other groups.
+struct CutAsOneBlock final : LinearColumn {
+  std::vector<int64_t> own_rows(const Case&, int64_t rows, int p, int r) const override {
+    return rows_of_parts({rows}, p, r);
+  }
+};
+
+// Every rank cuts the bias at rank 0's place.
+struct BiasOfRankZero final : LinearColumn {
+  std::vector<int64_t> own_bias_rows(const Case& line, int64_t rows, int p, int) const override {
+    return own_rows(line, rows, p, 0);
+  }
+};
+
+// The gathered output is used alike on all ranks, yet its backward sums their equal cotangents.
+struct OutputGradientSummed final : LinearColumn {
+  void split_output_gradient(Parallel& p, const View& whole, const View& own) override {
+    p.tp.reduce_scatter(whole, own, last(whole));
+  }
+};
+
+// The bias is handed back and added as well.
+struct SkippedBiasAdded final : LinearColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    auto saved = LinearColumn::forward(rank, inputs, outputs);
+    Parallel p(rank);
+    const View without = p.workspace(outputs[0].dtype, outputs[0].shape);
+    copy(outputs[0], without);
+    add_row(without, inputs[2], outputs[0], p.accumulate);
+    return saved;
+  }
+};
+
+// ---- Row
+
+// b is added to each partial product: p times in the sum.
+struct BiasBeforeReduce final : RowParallel {
+  void reduce_and_add_bias(Parallel& p, const View& z, const View& b, const View& y) override {
+    const View biased = p.workspace(z.dtype, z.shape);
+    add_row(z, b, biased, p.accumulate);
+    RowParallel::reduce_and_add_bias(p, biased, View{}, y);
+  }
+};
+
+// Partial products are rounded to bf16 and then summed at full precision.
+struct RoundBeforeReduce final : RowParallel {
+  void partial_product(Parallel& p, const View& x, const View& w, const View& z) override {
+    RowParallel::partial_product(p, x, w, z);
+    for (int64_t i = 0; i < z.elements(); ++i) {
+      std::byte* element = z.flat(i);
+      store(element, z.dtype, round_to(load(element, z.dtype), DType::bf16));
+    }
+  }
+};
+
+// The cotangent of all tokens is summed on every rank, then over the ranks again.
+struct BiasGradientTimesP final : RowParallel {
+  void bias_gradient(Parallel& p, const View&, const View& whole, const View& db) override {
+    reduce_bias_gradient(p, whole, p.tp, db);
+  }
+};
+
+// db is summed where the gradients of weights are: over dp in place of tp.
+struct BiasSummedOverDp final : RowParallel {
+  void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
+    reduce_bias_gradient(p, g, p.rank.along(Axis::dp), db);
+  }
+};
+
+// db of the own tokens is taken for the whole.
+struct BiasGradientLocal final : RowParallel {
+  void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
+    column_sums(g, db, p.accumulate);
+  }
+};
+
+// Without sp every rank has seen all tokens, and db is summed all the same.
+struct WholeBiasGradientSummed final : RowParallel {
+  void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
+    reduce_bias_gradient(p, g, p.tp, db);
+  }
+};
+
+// dX_r = gather(dY_s W_r) in place of gather(dY_s) W_r: each block meets another rank's columns.
+struct GatherGemmSwapped final : RowParallel {
+  void input_gradient(Parallel& p, const View& g, const View&, const View& w,
+                      const View& dx) override {
+    const View own = p.workspace(dx.dtype, with_extent(dx.shape, 0, g.shape[0]));
+    gemm(plain(g), plain(w), own, p.accumulate);
+    p.tp.all_gather(own, dx, 0);
+  }
+};
+
+// ---- MLP
+
+void mean_of_own_columns(const View& sums, int64_t columns, const View& means) {
+  std::vector<double> m = to_doubles(sums);
+  for (double& value : m) value /= double(columns);
+  fill_from(means, m);
+}
+
+// A norm over the FFN dim with the statistics of the shard.
+struct LocalStatistics final : Mlp {
+  void mean_over_ffn(Parallel&, const View& sums, int64_t columns, const View& means,
+                     Phase) override {
+    mean_of_own_columns(sums, columns, means);
+  }
+};
+
+// The statistics of the forward are summed, the mean of the backward is not.
+struct LocalStatisticsBackward final : Mlp {
+  void mean_over_ffn(Parallel& p, const View& sums, int64_t columns, const View& means,
+                     Phase phase) override {
+    if (phase == Phase::forward) return Mlp::mean_over_ffn(p, sums, columns, means, phase);
+    mean_of_own_columns(sums, columns, means);
+  }
+};
+
+struct MlpCutAsOneBlock final : Mlp {
+  std::vector<int64_t> own_rows(const Case&, int64_t rows, int p, int r) const override {
+    return rows_of_parts({rows}, p, r);
+  }
+};
+
+// The tanh form where the exact one is meant: off by up to 4.73e-4.
+struct TanhForExact final : Mlp {
+  Activation pointwise_of(const Case&) const override { return Activation::gelu_tanh; }
+};
+
+// ---- What catches them
+
+template <class Part>
+std::unique_ptr<Kernel> column_with() {
+  return std::make_unique<LinearColumn>(std::make_unique<Part>());
+}
+template <class Part>
+std::unique_ptr<Kernel> row_with() {
+  return std::make_unique<LinearRow>(std::make_unique<Part>());
+}
+template <class Layer>
+std::unique_ptr<Kernel> layer() {
+  return std::make_unique<Layer>();
+}
+
+struct Row {
+  const char *contract, *name;
+  std::unique_ptr<Kernel> (*make)();
+  const char *check, *silent, *imitates, *words, *makes_visible;
+};
+
+const Row rows[] = {
+    {"linear_column", "frozen_skips_dx_reduce", column_with<FrozenSkipsReduce>, "gradient",
+     "forward", "NVIDIA/Megatron-LM 5fffdfc", "tp=2 frozen=on", "frozen=on, sp=off, p >= 2"},
+    {"linear_column", "dx_left_local", column_with<InputGradientLocal>, "adjoint,gradient",
+     "forward", "an input used by each rank alone whose gradient is not summed", "tp=4", "p >= 2"},
+    {"linear_column", "double_dx_reduce", column_with<InputGradientReducedTwice>,
+     "adjoint,gradient", "forward", "both all-reduces of the input gradient present", "tp=4",
+     "sp=off, p >= 2; ratio p"},
+    {"linear_column", "ungathered_operand", column_with<UngatheredOperand>, "gradient", "forward",
+     "NVIDIA/TransformerEngine 178", "tp=2 sp=on", "sp=on, p >= 2"},
+    {"linear_column", "input_kept_in_layer", layer<InputKeptInLayer>, "accumulate",
+     "forward,gradient,adjoint,repeat", "deepspeedai/DeepSpeed 2800, pytorch/pytorch 139404",
+     "tp=2 sp=on", "two forwards in flight"},
+    {"linear_column", "qkv_contiguous", layer<CutAsOneBlock>, "forward", "adjoint,ledger",
+     "awslabs/slapo 46", "tp=2 heads=8 kv_heads=4 whole_weight=on", "p >= 2, kv_heads < heads"},
+    {"linear_column", "fused_gate_up_contiguous", layer<CutAsOneBlock>, "forward", "adjoint,ledger",
+     "NVIDIA/Megatron-LM 360", "tp=4 swiglu=on whole_weight=on", "p >= 2"},
+    {"linear_column", "column_bias_of_rank_zero", layer<BiasOfRankZero>, "forward", "ledger",
+     "Megatron layer exercises", "tp=2 whole_weight=on", "random bias"},
+    {"linear_column", "gather_output_backward_reduces", layer<OutputGradientSummed>,
+     "adjoint,gradient", "forward", "NVIDIA/Megatron-LM 8474e6e, THUDM/slime 1748",
+     "tp=4 gather_output=on", "p >= 2; ratio p"},
+    {"linear_column", "skipped_bias_added", layer<SkippedBiasAdded>, "forward", "ledger",
+     "a bias left to the caller that the layer adds as well", "tp=2 skip_bias_add=on",
+     "random bias"},
+
+    {"linear_row", "bias_before_reduce", row_with<BiasBeforeReduce>, "forward", "ledger",
+     "huggingface/text-generation-inference 1036", "tp=4", "bias as large as the output"},
+    {"linear_row", "round_before_reduce", row_with<RoundBeforeReduce>, "forward",
+     "gradient,ledger,replica", "NVIDIA/Megatron-LM 6624", "tp=4 in=64 dtype=f32 fill=normal",
+     "fill=normal, K <= 512"},
+    {"linear_row", "row_bias_gradient_times_p", row_with<BiasGradientTimesP>, "gradient",
+     "forward,ledger,replica", "a bias gradient of all tokens, summed over the ranks again",
+     "tp=4 sp=on", "sp=on"},
+    {"linear_row", "bias_summed_over_dp", row_with<BiasSummedOverDp>, "gradient", "forward",
+     "a replicated parameter reduced over the data-parallel axis alone", "tp=2 dp=2 sp=on",
+     "tp=2 dp=2 sp=on"},
+    {"linear_row", "row_bias_gradient_local", row_with<BiasGradientLocal>, "gradient,replica",
+     "forward", "NVIDIA/Megatron-LM 20b7a54", "tp=4 sp=on", "sp=on"},
+    {"linear_row", "row_bias_gradient_summed_whole", row_with<WholeBiasGradientSummed>, "gradient",
+     "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=4", "sp=off, p >= 2; ratio p"},
+    {"linear_row", "gather_gemm_swapped", row_with<GatherGemmSwapped>, "adjoint", "forward",
+     "huggingface/nanotron 172", "tp=2 sp=on", "sp=on, p >= 2"},
+
+    {"mlp", "ffn_norm_local_statistics", layer<LocalStatistics>, "forward", "replica",
+     "Megatron layer exercises", "tp=4 between=norm_reduced", "p >= 2"},
+    {"mlp", "ffn_norm_local_statistics_backward", layer<LocalStatisticsBackward>, "gradient",
+     "forward,replica", "a statistic summed in forward and not in backward",
+     "tp=4 between=norm_reduced", "p >= 2"},
+    {"mlp", "fused_gate_up_contiguous", layer<MlpCutAsOneBlock>, "forward", "ledger,replica",
+     "NVIDIA/Megatron-LM 360", "tp=4 activation=swiglu whole_weight=on", "p >= 2"},
+    {"mlp", "gelu_tanh_for_exact", layer<TanhForExact>, "forward,gradient", "ledger,replica",
+     "two formulas under one name", "tp=2", "f32 or f64"},
+};
+
+}  // namespace
+
+void controls_linear(Registry& registry) {
+  for (const Row& row : rows) {
+    Control c;
+    c.contract = row.contract;
+    c.name = row.name;
+    c.make = row.make;
+    c.check = row.check;
+    c.silent = row.silent;
+    c.imitates = row.imitates;
+    c.witness = std::string(row.contract) + " " + row.words;
+    c.makes_visible = row.makes_visible;
+    registry.add(std::move(c));
+  }
+}
+
+}  // namespace shardproof
