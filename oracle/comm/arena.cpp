@@ -264,7 +264,7 @@ void Arena::release(Released::Cause cause, const std::string& why) const {
   for (int rank = 0; rank < ranks; ++rank) {
     page(rank).stood_waiting = page(rank).waiting.load();
   }
-  h.released.store(1, std::memory_order_release);
+  h.released.store(1);
   for (int rank = 0; rank < ranks; ++rank) {
     if (!page(rank).stood_waiting) continue;
     call_off(rank);

@@ -186,7 +186,7 @@ const RankProcess* ArenaWorld::process_of(int rank) const {
 bool ArenaWorld::everyone_settled(uint32_t number) const {
   for (int rank = 0; rank < spec_.ranks; ++rank) {
     const RankProcess* p = process_of(rank);
-    if (arena_->page(rank).finished.load(std::memory_order_acquire) == number) continue;
+    if (arena_->page(rank).finished.load() == number) continue;
     if (!p || !p->reaped) return false;
   }
   return true;

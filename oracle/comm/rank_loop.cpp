@@ -76,10 +76,11 @@ void run_job(const Arena& arena, uint32_t number, RankHost& host, const RankMain
     hand_in_text(page, "an exception that is not a std::exception");
   }
   leave(arena, host.rank);
-  page.finished.store(number, std::memory_order_release);
-  if (int(arena.head().done.fetch_add(1, std::memory_order_acq_rel)) + 1 == arena.ranks) {
-    arena.poke_parent();
-  }
+  // Sequentially consistent with the parent's release and its look at `finished`: one sees the
+  // other.
+  page.finished.store(number);
+  const bool last = int(arena.head().done.fetch_add(1)) + 1 == arena.ranks;
+  if (last || arena.head().released.load()) arena.poke_parent();
 }
 
 }  // namespace

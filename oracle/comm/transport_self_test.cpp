@@ -20,6 +20,7 @@ constexpr std::string_view job_magic = "shardproof transport self-test";
 constexpr size_t most_failures = 10;  // of a rank
 constexpr std::byte untouched{0x7b};  // in any dtype a value that no test expects
 constexpr int64_t guard_bytes = 64;
+constexpr int64_t period = 31, periods = 32;  // of the values, in the index
 
 struct Kind {
   Op op;
@@ -167,7 +168,7 @@ std::vector<Trial> pairwise(const Extents& n) {
 
 // Never 0, within -15..16, different on any 31 consecutive ranks.
 int64_t value(int rank, int64_t index, int salt) {
-  const int64_t v = (rank * 7 + index * 13 + salt * 5) % 31 - 15;
+  const int64_t v = (rank * 7 + index * 13 + salt * 5) % period - 15;
   return v == 0 ? 16 : v;
 }
 
@@ -227,14 +228,15 @@ class Attempt {
 
   // Empty when everything is as it must be.
   std::string judge() const {
-    for (int64_t i = 0; i < out_elements(); ++i) {
-      const double got = load(out_.data() + i * element(), call_.dtype), want = expected(i);
+    const std::vector<std::byte> right = expected();
+    for (int64_t i = 0; right != out_ && i < out_elements(); ++i) {
+      const double got = load(out_.data() + i * element(), call_.dtype);
+      const double want = load(right.data() + i * element(), call_.dtype);
       if (got == want) continue;
       return fmt::format("{}: element {} on rank {}: expected {}, got {}", text(), i,
                          group_.members[size_t(me())], want, got);
     }
-    const auto behind = out_.begin() + out_elements() * element();
-    if (std::any_of(behind, out_.end(), [](std::byte b) { return b != untouched; })) {
+    if (!std::equal(out_.end() - guard_bytes, out_.end(), right.end() - guard_bytes)) {
       return fmt::format("{}: bytes behind `out` were written on rank {}", text(),
                          group_.members[size_t(me())]);
     }
@@ -276,46 +278,75 @@ class Attempt {
   // A member that is not the root of a broadcast in place has nothing to say.
   void fill(std::vector<std::byte>& bytes) const {
     if (in_place_ && call_.op == Op::broadcast && me() != call_.root_or_hop) return;
-    for (int64_t i = 0; i < call_.count; ++i) {
-      store(bytes.data() + i * element(), call_.dtype, double(at(me(), i)));
-    }
-  }
-  int64_t at(int member, int64_t index) const {
-    return value(group_.members[size_t(member)], index, salt_);
+    repeat(of_member(me()), 0, call_.count, bytes.data());
   }
 
-  double expected(int64_t i) const {
+  // Values have a period in the index: a table of a few periods, as stored elements.
+  template <class Value>
+  std::vector<std::byte> table(const Value& at) const {
+    std::vector<std::byte> t(size_t(period * periods * element()));
+    for (int64_t i = 0; i < period; ++i) store(t.data() + i * element(), call_.dtype, at(i));
+    for (int64_t k = 1; k < periods; ++k) {
+      std::memcpy(t.data() + k * period * element(), t.data(), size_t(period * element()));
+    }
+    return t;
+  }
+  std::vector<std::byte> of_member(int member) const {
+    return table(
+        [&](int64_t i) { return double(value(group_.members[size_t(member)], i, salt_)); });
+  }
+  std::vector<std::byte> of_all() const {
+    return table([&](int64_t i) {
+      std::vector<int64_t> contributions;
+      for (int rank : group_.members) contributions.push_back(value(rank, i, salt_));
+      return reduced(call_.reduce, call_.dtype, contributions);
+    });
+  }
+  // Elements first, first + 1, ... of a table; returns where the next ones go.
+  std::byte* repeat(const std::vector<std::byte>& t, int64_t first, int64_t count,
+                    std::byte* to) const {
+    while (count > 0) {
+      const int64_t at = first % period, run = std::min(count, period * periods - at);
+      std::memcpy(to, t.data() + at * element(), size_t(run * element()));
+      to += run * element();
+      first += run;
+      count -= run;
+    }
+    return to;
+  }
+
+  // `out` and the bytes behind it.
+  std::vector<std::byte> expected() const {
+    std::vector<std::byte> bytes = storage(out_elements());
+    std::byte* to = bytes.data();
     switch (call_.op) {
       case Op::all_reduce:
-        return sum_at(i);
+        repeat(of_all(), 0, n_, to);
+        break;
       case Op::reduce_scatter:
-        return sum_at(n_ * me() + i);
-      case Op::all_gather:
-        return double(at(int(i / n_), i % n_));
+        repeat(of_all(), n_ * me(), n_, to);
+        break;
       case Op::shift:
-        return double(at(source(), i));
+        repeat(of_member(source()), 0, out_elements(), to);
+        break;
       case Op::broadcast:
-        return double(at(call_.root_or_hop, i));
-      case Op::all_to_all:
-        return double(exchanged(i));
+        repeat(of_member(call_.root_or_hop), 0, n_, to);
+        break;
+      case Op::all_gather:
+        for (int m = 0; m < p(); ++m) to = repeat(of_member(m), 0, n_, to);
+        break;
+      case Op::all_to_all:  // of each sender the block behind those that it cut for members before
+                            // me
+        for (int m = 0; m < p(); ++m) {
+          int64_t before = 0;
+          for (int other = 0; other < me(); ++other) before += block(n_, m, other);
+          to = repeat(of_member(m), before, call_.recv[size_t(m)], to);
+        }
+        break;
       case Op::barrier:
         break;
     }
-    return 0;
-  }
-  double sum_at(int64_t index) const {
-    std::vector<int64_t>& all = scratch_;
-    all.clear();
-    for (int m = 0; m < p(); ++m) all.push_back(at(m, index));
-    return reduced(call_.reduce, call_.dtype, all);
-  }
-  // Element i of `out`: of the block that its sender cut for me, behind those of the members before
-  // me.
-  int64_t exchanged(int64_t i) const {
-    int from = 0;
-    while (i >= call_.recv[size_t(from)]) i -= call_.recv[size_t(from++)];
-    for (int to = 0; to < me(); ++to) i += block(n_, from, to);
-    return at(from, i);
+    return bytes;
   }
 
   std::string text() const {
@@ -334,7 +365,6 @@ class Attempt {
   bool in_place_ = false;
   std::vector<std::byte> in_, out_;
   Ticket ticket_ = 0;
-  mutable std::vector<int64_t> scratch_;
 };
 
 Group group_of(const Cut& cut, int rank) {

@@ -1,0 +1,158 @@
+// Lockstep on fingerprints: every field that must agree is compared, who differs is named with both
+// call sites, and what may differ in right code does not matter.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "oracle/comm/lockstep.hpp"
+
+namespace shardproof {
+namespace {
+
+Fingerprint calling(int rank, Op op = Op::all_reduce, Reduce reduce = Reduce::sum) {
+  Group group{{0, 1, 2, 3}, rank, "tp", 0};
+  group.id = group_id(group.members);
+  Call call;
+  call.op = op;
+  call.reduce = reduce;
+  call.dtype = DType::f32;
+  call.count = 12;
+  call.group = &group;
+  call.file = "primitives/linear_row.cpp";
+  call.line = 41;
+  RankState state;
+  state.rank = rank;
+  state.size = 4;
+  state.phase = Phase::backward;
+  return fingerprint(call, state, 4, 12);
+}
+
+std::vector<Fingerprint> four(Op op = Op::all_reduce, Reduce reduce = Reduce::sum) {
+  return {calling(0, op, reduce), calling(1, op, reduce), calling(2, op, reduce),
+          calling(3, op, reduce)};
+}
+
+TEST(Lockstep, FingerprintHoldsTheCallAndTheBareFileName) {
+  const Fingerprint f = calling(2);
+  EXPECT_EQ(f.world_rank, 2);
+  EXPECT_EQ(f.sequence, 4u);
+  EXPECT_EQ(f.phase, Phase::backward);
+  EXPECT_EQ(f.count, 12);
+  EXPECT_STREQ(f.site, "linear_row.cpp:41");
+}
+
+TEST(Lockstep, SiteThatIsTooLongIsCut) {
+  const std::string file(300, 'x');
+  Group group{{0}, 0, "tp", 0};
+  Call call;
+  call.group = &group;
+  call.file = file.c_str();
+  RankState state;
+  EXPECT_EQ(std::string(fingerprint(call, state, 0, 0).site), std::string(79, 'x'));
+}
+
+TEST(Lockstep, EqualCallsAreSilent) {
+  for (Op op : {Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all, Op::broadcast,
+                Op::barrier}) {
+    EXPECT_FALSE(mismatch(four(op))) << name(op);
+  }
+}
+
+TEST(Lockstep, SitesAndPhasesMayDiffer) {
+  auto members = four();
+  std::snprintf(members[1].site, sizeof(members[1].site), "elsewhere.cpp:7");
+  members[2].phase = Phase::forward;
+  EXPECT_FALSE(mismatch(members));
+}
+
+struct Field {
+  const char* word;
+  std::function<void(Fingerprint&)> change;
+};
+const std::vector<Field>& fields() {
+  static const std::vector<Field> all{
+      {"operation", [](Fingerprint& f) { f.op = Op::reduce_scatter; }},
+      {"reduction", [](Fingerprint& f) { f.reduce = Reduce::max; }},
+      {"dtype", [](Fingerprint& f) { f.dtype = DType::i32; }},
+      {"root", [](Fingerprint& f) { f.root_or_hop = 1; }},
+      {"count", [](Fingerprint& f) { f.count = 13; }},
+      {"sequence", [](Fingerprint& f) { f.sequence = 5; }},
+      {"group", [](Fingerprint& f) { f.group ^= 1; }}};
+  return all;
+}
+
+TEST(Lockstep, EachFieldOnEachRankIsNamed) {
+  for (const Field& field : fields()) {
+    for (int odd = 0; odd < 4; ++odd) {
+      auto members = four();
+      field.change(members[size_t(odd)]);
+      const auto text = mismatch(members);
+      ASSERT_TRUE(text) << field.word << " on rank " << odd;
+      const std::string accusation =
+          "rank " + std::to_string(odd) + " differs from the other members in " + field.word;
+      EXPECT_EQ(text->substr(0, text->find('\n')), accusation);
+    }
+  }
+}
+
+TEST(Lockstep, BothSidesAreShownWithTheirSites) {
+  auto members = four();
+  members[2] = calling(2, Op::all_gather, Reduce::none);
+  std::snprintf(members[2].site, sizeof(members[2].site), "linear_row.cpp:44");
+  EXPECT_EQ(*mismatch(members),
+            "rank 2 differs from the other members in operation, reduction\n"
+            "ranks 0, 1, 3: backward, call 5 on its group: all_reduce sum, 12 x f32, at "
+            "linear_row.cpp:41\n"
+            "rank 2: backward, call 5 on its group: all_gather, 12 x f32, at linear_row.cpp:44");
+}
+
+TEST(Lockstep, ATieAccusesNobody) {
+  auto members = four();
+  members[0].count = members[1].count = 6;
+  const std::string text = *mismatch(members);
+  EXPECT_EQ(text.substr(0, text.find('\n')), "members of a group differ in count");
+  EXPECT_NE(text.find("ranks 0, 1: "), std::string::npos);
+  EXPECT_NE(text.find("ranks 2, 3: "), std::string::npos);
+}
+
+TEST(Lockstep, CountsOfAllToAllAgreePairwiseOnly) {
+  auto members = four(Op::all_to_all, Reduce::none);
+  members[3].count = 40;
+  EXPECT_FALSE(mismatch(members));
+  EXPECT_FALSE(pairwise_mismatch(members[3], 10, members[0], 10));
+  const auto text = pairwise_mismatch(members[3], 10, members[0], 9);
+  ASSERT_TRUE(text);
+  EXPECT_EQ(text->substr(0, text->find('\n')),
+            "rank 3 sends 10 elements to rank 0, which expects 9");
+}
+
+TEST(Lockstep, PeersOfAShiftAgreeOnHopAndDtype) {
+  Fingerprint sender = calling(1, Op::shift, Reduce::none),
+              receiver = calling(2, Op::shift, Reduce::none);
+  sender.root_or_hop = receiver.root_or_hop = 1;
+  sender.count = 5;
+  EXPECT_FALSE(pairwise_mismatch(sender, 5, receiver, 5));
+  EXPECT_TRUE(pairwise_mismatch(sender, 5, receiver, 6));
+  receiver.dtype = DType::i32;
+  EXPECT_NE(pairwise_mismatch(sender, 5, receiver, 5)->find("ranks 1 and 2 differ in dtype"),
+            std::string::npos);
+  receiver.dtype = sender.dtype;
+  receiver.root_or_hop = -1;
+  EXPECT_NE(pairwise_mismatch(sender, 5, receiver, 5)->find("ranks 1 and 2 differ in hop"),
+            std::string::npos);
+}
+
+TEST(Lockstep, PairsReadTheSameFromBothEnds) {
+  Fingerprint low = calling(0, Op::shift, Reduce::none), high = calling(3, Op::all_reduce);
+  EXPECT_EQ(*pairwise_mismatch(low, 12, high, 12), *pairwise_mismatch(high, 12, low, 12));
+}
+
+TEST(Group, IdentityFollowsFromMembersAndTheirOrder) {
+  const std::vector<int> a{0, 1}, b{1, 0}, c{0, 1, 2};
+  EXPECT_EQ(group_id(a), group_id(std::vector<int>{0, 1}));
+  EXPECT_NE(group_id(a), group_id(b));
+  EXPECT_NE(group_id(a), group_id(c));
+}
+
+}  // namespace
+}  // namespace shardproof
