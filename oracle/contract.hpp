@@ -89,15 +89,16 @@ struct Contract {
 // A deliberately broken subject (or a healthy one on a faulty collective).
 struct Control {
   std::string name, contract;
-  std::function<std::unique_ptr<Kernel>()> make;  // null: the healthy subject under `fault`
-  std::string fault;                               // operator spec applied to the healthy subject
-  std::string check;     // that must catch it; several by comma: all must fire
-  std::string silent;    // checks that must not fire
-  bool alone = false;    // no other check may fire
-  std::string imitates;  // the public bug
-  std::string witness;   // case line on which it provably differs
-  std::string makes_visible;
-  Declared declared;
+  std::function<std::unique_ptr<Kernel>()> make = nullptr;  // null: the healthy subject under `fault`
+  std::string fault = "";     // operator spec applied to the healthy subject
+  std::string check = "";     // that must catch it; several by comma: all must fire
+  std::string silent = "";    // checks that must not fire
+  bool alone = false;         // no other check may fire
+  std::string imitates = "";  // the public bug
+  std::string witness = "";   // case line on which it provably differs
+  std::string makes_visible = "";
+  Declared declared = {};
+};
 };
 
 }  // namespace shardproof
