@@ -446,7 +446,7 @@ Lines ci(const Row& row) {
     for (const char* rest :
          {"tp=2 tokens=11 hidden=13 split=uneven", "tp=3 tokens=11 hidden=13 split=uneven dim=1",
           "tp=8 tokens=41 hidden=53 split=uneven",
-          "tp=2 cp=3 tokens=11 hidden=13 split=uneven axis=cp",
+          "tp=2 cp=4 tokens=11 hidden=13 split=uneven axis=cp",
           "tp=4 tokens=11 hidden=13 split=uneven dtype=f32 strides=transposed"})
       add(rest);
   if (scales(row))
