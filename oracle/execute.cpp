@@ -426,8 +426,10 @@ class Execution {
 std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes, const Registry& registry) {
   set_float_environment();
   RankRecord record;
+  uint32_t number = 0;
   try {
     const Job job = parse_job(bytes);
+    number = job.number;
     record.shots.resize(job.shots.size());
     record = Execution(host, job, registry).run();
   } catch (const std::exception& e) {
@@ -436,6 +438,8 @@ std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes,
     record.shots[0].status = ShotRecord::threw;
     record.shots[0].text = e.what();
   }
+  record.rank = host.rank;
+  record.number = number;
   return serialize(record);
 }
 

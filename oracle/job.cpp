@@ -249,6 +249,8 @@ Job parse_job(std::span<const std::byte> bytes) try {
 std::vector<std::byte> serialize(const RankRecord& record) {
   Writer w;
   w.put(record_magic);
+  w.put(record.rank);
+  w.put(record.number);
   w.put(uint64_t(record.shots.size()));
   for (const ShotRecord& s : record.shots) put(w, s);
   return std::move(w.out);
@@ -258,6 +260,8 @@ std::optional<RankRecord> parse_record(std::span<const std::byte> bytes) try {
   Reader r(bytes);
   if (r.get<uint64_t>() != record_magic) return std::nullopt;
   RankRecord record;
+  record.rank = r.get<int>();
+  record.number = r.get<uint32_t>();
   record.shots.resize(r.length(16));
   for (auto& s : record.shots) s = get_shot_record(r);
   if (!r.at_end()) return std::nullopt;

@@ -71,7 +71,11 @@ struct ShotRecord {
   std::vector<MemoryFinding> memory;
 };
 
+// Signed by the rank that made it, for the job that it answers: a record of another rank or of an
+// earlier case is no record.
 struct RankRecord {
+  int rank = -1;
+  uint32_t number = 0;
   std::vector<ShotRecord> shots;
 };
 

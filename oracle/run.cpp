@@ -142,7 +142,8 @@ RankMain rank_main(const Registry& registry) {
   return with_self_test([&registry](RankHost& host, std::span<const std::byte> job) { return execute(host, job, registry); });
 }
 
-Worlds::Worlds(const Options& options, const Registry& registry) : options_(options), registry_(registry) {}
+Worlds::Worlds(const Options& options, const Registry& registry, RankMain main)
+    : options_(options), main_(main ? std::move(main) : rank_main(registry)) {}
 Worlds::~Worlds() = default;
 
 World& Worlds::get(const std::string& transport, int ranks) {
@@ -156,7 +157,7 @@ World& Worlds::get(const std::string& transport, int ranks) {
     spec.in_process = options_.in_process && transport == "threads";
     spec.program = options_.program;
     spec.mpiexec = options_.mpiexec;
-    world = start_world(spec, rank_main(registry_));
+    world = start_world(spec, main_);
     size = ranks;
   }
   return *world;
@@ -186,8 +187,8 @@ const Truth& Truths::get(const Case& line, const Evidence& e, const Feed& feed) 
   return *(kept_[key] = std::move(truth));
 }
 
-Runner::Runner(const Options& options, const Registry& registry)
-    : registry_(registry), worlds_(options, registry), truths_(registry) {}
+Runner::Runner(const Options& options, const Registry& registry, RankMain main)
+    : registry_(registry), worlds_(options, registry, std::move(main)), truths_(registry) {}
 
 Evidence Runner::prepare(const Case& line, const std::vector<std::string>& checks) {
   Evidence e;
@@ -243,6 +244,10 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
       if (!record || record->shots.size() != job.shots.size())
         throw Infrastructure(fmt::format("rank {} handed in a record that is not whole ({} bytes) on {}", r,
                                          outcomes[r].record.size(), j.result.line));
+      if (record->rank != int(r) || record->number != job.number)
+        throw Infrastructure(fmt::format("expected the record of rank {} for case {}, met that of rank {} for case {} on {}; "
+                                         "the channel from the ranks mixes records up",
+                                         r, job.number, record->rank, record->number, j.result.line));
       for (const ShotRecord& s : record->shots)
         if (s.status == ShotRecord::infrastructure) throw Infrastructure(s.text);
       j.evidence.ranks.push_back(std::move(*record));

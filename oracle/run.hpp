@@ -14,7 +14,8 @@ namespace shardproof {
 // Worlds that live across cases, one a transport; a dead one is replaced at the next case.
 class Worlds {
  public:
-  Worlds(const Options&, const Registry&);
+  // What ranks run; empty: rank_main(registry).
+  Worlds(const Options&, const Registry&, RankMain = nullptr);
   ~Worlds();
   World& get(const std::string& transport, int ranks);
   void drop(const std::string& transport);
@@ -22,7 +23,7 @@ class Worlds {
 
  private:
   const Options& options_;
-  const Registry& registry_;
+  RankMain main_;
   std::map<std::string, std::pair<int, std::unique_ptr<World>>> worlds_;
 };
 
@@ -48,7 +49,7 @@ struct Judged {
 
 class Runner {
  public:
-  Runner(const Options&, const Registry&);
+  Runner(const Options&, const Registry&, RankMain = nullptr);
   // Checks by name, in report order. Throws Infrastructure.
   Judged run(const Case&, const std::vector<std::string>& checks, const std::string& lane);
   const Registry& registry() const { return registry_; }
