@@ -12,7 +12,7 @@ namespace shardproof::telling {
 
 inline constexpr int label_width = 11;  // "FAILED     ", "at         ", "replay     "
 
-// Characters that would steer a terminal become '?'; newlines stay.
+// Characters that would steer a terminal, and bytes that are no UTF-8, become '?'; newlines stay.
 std::string printable(const std::string&);
 // A labelled printable line. Text of several lines is indented below the first.
 std::string row(const std::string& label, const std::string& text, int width = label_width);

@@ -408,10 +408,10 @@ TEST(Block, TextOfASubjectCannotSteerTheTerminal) {
   CaseResult c = bias_summed_twice();
   Finding& f = c.checks[1].findings[0];
   f.numeric = false;
-  f.message = "threw: \033[2Jgone\nsecond line";
+  f.message = "threw: \033[2Jgone\nsecond \xff line \xc3\xa9";
   const std::string text = block(c, "shardproof");
   EXPECT_EQ(text.find('\033'), std::string::npos);
-  EXPECT_TRUE(contains(text, "?[2Jgone\n           second line")) << text;
+  EXPECT_TRUE(contains(text, "?[2Jgone\n           second ? line \xc3\xa9")) << text;
 }
 
 TEST(Block, AControlThatWasNotCaughtNamesItsCheckAndItsBug) {
