@@ -20,8 +20,8 @@ constexpr double u_reference = 0x1p-53;  // the reference computes in double
 // gamma_n(u) = n u / (1 - n u) bounds |prod_{i<=n} (1 + d_i) - 1|; no statement from n u = 1 on.
 double gamma(double n, double u) { return n * u < 1 ? n * u / (1 - n * u) : infinity; }
 
-// Relative errors a, then b on top of it.
-double after(double a, double b) { return a + b + a * b; }
+// Relative errors a, then b on top of it: (1 + a)(1 + b) - 1, infinite where one of them is.
+double after(double a, double b) { return a + b + (std::isfinite(a + b) ? a * b : 0); }
 
 // Half the spacing of the subnormals: what a rounding may lose below the normal range.
 double underflow_of(double u) {
@@ -78,6 +78,7 @@ Deterministic deterministic(const Precision& p, const Gauge& g, bool partial) {
 
 double element(const Deterministic& d, double want, double magnitude, double family_bound) {
   const double computed = d.growth * magnitude + d.family * family_bound;
+  if (!std::isfinite(computed)) return infinity;
   const double stored = d.partial ? std::max(magnitude, std::abs(want)) : std::abs(want);
   return computed + d.u_out * (stored + computed) + d.reference * magnitude + d.tiny;
 }

@@ -120,8 +120,7 @@ double allowance(const Part& part, size_t i, double bound) {
 }
 
 bool accepted(double got, double want, double bound) {
-  return got == want ||
-         (std::isfinite(got) && std::isfinite(bound) && std::abs(got - want) <= bound);
+  return got == want || (std::isfinite(got) && std::abs(got - want) <= bound);
 }
 
 double ratio_of(double got, double want, double bound) {

@@ -96,11 +96,12 @@ std::string slices(const Wrongness& w) {
   return "";
 }
 
+// One place, on all of its copies or on some: "one element", "one element of rank 1".
 std::string one_place(const Wrongness& w) {
   for (const WrongElement& e : w.wrong)
     if (e.at != w.wrong[0].at) return "";
-  if (w.wrong.size() == 1 || wrong_ranks(w).size() < w.wrong.size()) return "one element";
-  const auto ranks = wrong_ranks(w);
+  const std::set<int> ranks = wrong_ranks(w);
+  if (!replicated(w) || int(ranks.size()) == w.mesh->world()) return "one element";
   return "one element of " +
          ranks_text(std::vector<int>(ranks.begin(), ranks.end()), w.mesh->world());
 }

@@ -1,0 +1,224 @@
+// Allowed errors: the formulas against first-order values worked out by hand, and real sums in real
+// formats, which must stay inside and must not stay far inside everywhere.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "fixtures/random.hpp"
+#include "suites/self/toy_evidence.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace toy;
+
+struct Setting {
+  Registry registry;
+  Case line;
+  Contract c;
+  Evidence e;
+  explicit Setting(const std::string& keys, Placement to = I(), bool linear = true)
+      : c(contract({4}, on_tp(P()), on_tp(to))) {
+    c.linear = linear;
+    registry.add(c);
+    line = parse("toy " + keys, registry);
+    e.line = &line;
+    e.contract = &c;
+    e.mesh = line.mesh();
+    e.operands = c.operands(line);
+    e.inputs = 1;
+    e.shots.emplace_back();
+    e.shots[0].feeds[0].fill = fill_of(line);
+  }
+  Setting(const Setting&) = delete;
+  double bound(double want, const Gauge& g, bool gradient = false) const {
+    const Whole w{{1}, {want}};
+    return bound_of(e, e.operands[gradient ? 0 : 1], gradient, w, g)(0);
+  }
+};
+
+Gauge gauge(double magnitude, int64_t terms, int64_t reduced) {
+  Gauge g;
+  g.magnitude = {magnitude};
+  g.squares = {magnitude * magnitude};
+  g.terms = terms;
+  g.reduced = reduced;
+  return g;
+}
+
+// First order in u; the exact formula lies above it by a relative n u.
+void expect_first_order(double bound, double first_order) {
+  EXPECT_GE(bound, first_order * (1 - 1e-12));
+  EXPECT_LE(bound, first_order * 1.001);
+}
+
+TEST(Precision, FollowsStorageAndDeclaration) {
+  const auto of = [](const std::string& keys, Declared d = {}) {
+    const Setting s("tp=2 fill=normal " + keys);
+    return precision_of(s.line, d);
+  };
+  EXPECT_EQ(of("dtype=f64").u_acc, 0x1p-53);
+  EXPECT_EQ(of("dtype=f32").u_acc, 0x1p-24);
+  EXPECT_EQ(of("dtype=bf16").u_acc, 0x1p-24);
+  EXPECT_EQ(of("dtype=bf16").u_wire, 0x1p-8);
+  EXPECT_EQ(of("dtype=bf16").u_out, 0x1p-8);
+  EXPECT_EQ(of("dtype=f16").u_acc, 0x1p-24);
+  EXPECT_EQ(of("dtype=f16").u_out, 0x1p-11);
+  EXPECT_EQ(of("dtype=bf16 wire=f32").u_wire, 0x1p-24);
+  EXPECT_EQ(of("dtype=f32 acc=f64").u_acc, 0x1p-53);
+  Declared half;
+  half.accumulates_in_storage = true;
+  EXPECT_EQ(of("dtype=bf16", half).u_acc, 0x1p-8);
+  EXPECT_EQ(of("dtype=f32", half).u_acc, 0x1p-24);
+  Declared truncating;
+  truncating.truncates = true;
+  EXPECT_TRUE(of("dtype=bf16", truncating).truncates);
+}
+
+TEST(Bounds, ZeroOnExactData) {
+  EXPECT_EQ(Setting("tp=2 dtype=bf16").bound(3, gauge(10, 4, 2)), 0);
+  EXPECT_GT(Setting("tp=2 dtype=bf16 fill=normal").bound(3, gauge(10, 4, 2)), 0);
+  // Integers keep nothing exact where the contract is not linear.
+  EXPECT_GT(
+      Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false).bound(3, gauge(10, 4, 2)), 0);
+}
+
+TEST(Bounds, ZeroForDataThatAreMoved) {
+  EXPECT_EQ(Setting("tp=2 dtype=f32 fill=normal").bound(3, Gauge{}), 0);
+}
+
+// |want| = 3, sum |terms| = 10, 4 local terms, 2 ranks: 4 u_acc 10 + 2 u_wire 10 + u_out 3.
+TEST(Bounds, FirstOrder) {
+  const Gauge g = gauge(10, 4, 2);
+  expect_first_order(Setting("tp=2 dtype=f32 fill=normal").bound(3, g), 63 * 0x1p-24);
+  expect_first_order(Setting("tp=2 dtype=bf16 fill=normal wire=f32").bound(3, g),
+                     60 * 0x1p-24 + 3 * 0x1p-8);
+  // f64: the reference errs like the subject, 8 terms in all.
+  expect_first_order(Setting("tp=2 dtype=f64 fill=normal").bound(3, g), (63 + 80) * 0x1p-53);
+  // No reduction: the wire does not enter.
+  expect_first_order(Setting("tp=2 dtype=f32 fill=normal").bound(3, gauge(10, 4, 1)), 43 * 0x1p-24);
+}
+
+TEST(Bounds, TruncationDoublesAccumulation) {
+  Setting s("tp=2 dtype=f32 fill=normal");
+  s.e.declared.truncates = true;
+  expect_first_order(s.bound(3, gauge(10, 4, 2)), 103 * 0x1p-24);
+}
+
+TEST(Bounds,
+     PartsAreRoundedEach) {  // a result of type P: u_out sum |parts| in place of u_out |want|
+  expect_first_order(Setting("tp=2 dtype=f32 fill=normal", P()).bound(3, gauge(10, 4, 2)),
+                     70 * 0x1p-24);
+}
+
+TEST(Bounds, ComponentwiseBoundOfAFamily) {  // in units of u_acc; plus u_out |want|
+  Gauge g;
+  g.bound = {50};
+  expect_first_order(Setting("tp=2 dtype=f32 fill=normal").bound(3, g), 53 * 0x1p-24);
+}
+
+TEST(Bounds, NoStatementBeyondOneOverU) {
+  Declared half;
+  half.accumulates_in_storage = true;
+  Setting s("tp=2 dtype=bf16 fill=normal");
+  s.e.declared = half;
+  EXPECT_TRUE(std::isfinite(s.bound(3, gauge(10, 200, 1))));
+  EXPECT_TRUE(std::isinf(s.bound(3, gauge(10, 256, 1))));
+}
+
+TEST(Bounds, AnInfiniteBoundIsVacuous) {
+  Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+  const auto forward = c.forward;
+  c.forward = [forward](const Case& line, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+    auto y = forward(line, in, gauges);
+    if (gauges) (*gauges)[0].terms = 1000;
+    return y;
+  };
+  Play play(
+      std::move(c), "tp=2 dtype=bf16 fill=normal", [](const Locals& x) { return all_reduce(x); },
+      [](const Locals& x) { return x; });
+  play.e.declared.accumulates_in_storage = true;
+  const CheckResult r = play.judge("forward");
+  EXPECT_EQ(r.verdict, Verdict::vacuous) << r.note;
+}
+
+TEST(Bounds, UnderflowIsAllowedFor) {
+  // f16: halves of the smallest subnormal are lost, whatever the magnitude.
+  EXPECT_GE(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(1e-9, 1, 1)), 0x1p-25);
+  EXPECT_LT(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(1e-9, 1, 1)), 0x1p-24);
+}
+
+// ---- Sums that are really taken ----
+
+struct Terms {
+  std::vector<double> a, b;
+  double value = 0, magnitude = 0;
+};
+
+// K products of f32 normals; the value in long double, whose error is 2^-11 of an f64 ulp a term.
+Terms terms(int64_t k, uint64_t seed) {
+  const Stream123 as(seed, "a"), bs(seed, "b");
+  Terms t;
+  long double value = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    t.a.push_back(float(as.normal(uint64_t(i))));
+    t.b.push_back(float(bs.normal(uint64_t(i))));
+    value += (long double)t.a.back() * t.b.back();
+    t.magnitude += std::abs(t.a.back() * t.b.back());
+  }
+  t.value = double(value);
+  return t;
+}
+
+float dot(const Terms& t, int64_t begin, int64_t end, int64_t step) {
+  float s = 0;
+  for (int64_t i = step > 0 ? begin : end - 1; i >= begin && i < end; i += step)
+    s += float(t.a[size_t(i)]) * float(t.b[size_t(i)]);
+  return s;
+}
+
+TEST(Measured, DotProductsInFloatStayInside) {
+  const Setting s("tp=2 dtype=f32 fill=normal");
+  for (int64_t k : {4, 64, 1024, 4096}) {
+    double worst = 0;
+    for (uint64_t seed = 1; seed <= 40; ++seed) {
+      const Terms t = terms(k, seed);
+      const double bound = s.bound(t.value, gauge(t.magnitude, k, 1));
+      for (const double got :
+           {dot(t, 0, k, 1), dot(t, 0, k, -1), dot(t, 0, k / 2, 1) + dot(t, k / 2, k, 1)})
+        worst = std::max(worst, std::abs(got - t.value) / bound);
+    }
+    EXPECT_LT(worst, 1) << k;
+    EXPECT_GT(worst, 1e-4) << "a bound this wide sees nothing, K = " << k;
+  }
+}
+
+// Row-parallel in bf16: parts accumulated in f32, rounded to bf16 on send, rounded again at each
+// hop.
+TEST(Measured, Bf16RingStaysInside) {
+  for (int p : {2, 4, 8}) {
+    const Setting s("tp=" + std::to_string(p) + " dtype=bf16 fill=normal");
+    const int64_t k = 64 * p;
+    double worst = 0;
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      const Terms t = terms(k, seed);
+      double ring = 0;
+      for (int r = 0; r < p; ++r)
+        ring = round_to(ring + round_to(dot(t, 64 * r, 64 * (r + 1), 1), DType::bf16), DType::bf16);
+      worst =
+          std::max(worst, std::abs(ring - t.value) / s.bound(t.value, gauge(t.magnitude, 64, p)));
+    }
+    EXPECT_LT(worst, 1) << p;
+    EXPECT_GT(worst, 0.005) << p;
+  }
+}
+
+TEST(Measured, AMissingPartIsFarOutside) {
+  const Setting s("tp=8 dtype=f64 fill=normal");
+  const Terms t = terms(4096, 3), part = terms(512, 3);  // the first 512 are the same numbers
+  const double bound = s.bound(t.value, gauge(t.magnitude, 512, 8));
+  EXPECT_GT(std::abs(part.value) / bound, 1e6);
+}
+
+}  // namespace
+}  // namespace shardproof

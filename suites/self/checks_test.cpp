@@ -1,0 +1,980 @@
+// The judge before anyone else: faults planted in results that were right, each of which must earn
+// exactly its verdict, and the table of what classic mistakes read in a typed pairing.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "oracle/checks/judging.hpp"
+#include "oracle/checks/patterns.hpp"
+#include "suites/self/toy_evidence.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace toy;
+
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
+constexpr double inf_value = std::numeric_limits<double>::infinity();
+
+Map same() {
+  return [](const Locals& x) { return x; };
+}
+Map sum() {
+  return [](const Locals& x) { return all_reduce(x); };
+}
+
+// P -> I, all-reduce and identity, on p ranks.
+std::unique_ptr<Play> reduce(int p, const std::string& more = "",
+                             std::vector<int64_t> shape = {4, 6}) {
+  return std::make_unique<Play>(contract(std::move(shape), on_tp(P()), on_tp(I())),
+                                "tp=" + std::to_string(p) + " " + more, sum(), same());
+}
+// S(0) -> I, all-gather and own block.
+std::unique_ptr<Play> gather(int p, const std::string& more = "",
+                             std::vector<int64_t> shape = {8, 6}) {
+  return std::make_unique<Play>(contract(std::move(shape), on_tp(S(0)), on_tp(I())),
+                                "tp=" + std::to_string(p) + " " + more, all_gather, own_block);
+}
+// P -> S(0), reduce-scatter and all-gather.
+std::unique_ptr<Play> scatter_sum(int p, const std::string& more = "",
+                                  std::vector<int64_t> shape = {8, 6}) {
+  return std::make_unique<Play>(contract(std::move(shape), on_tp(P()), on_tp(S(0))),
+                                "tp=" + std::to_string(p) + " " + more, reduce_scatter, all_gather);
+}
+
+// ---- Values ----
+
+TEST(Forward, HealthyIsExact) {
+  const CheckResult r = reduce(4)->judge("forward");
+  EXPECT_EQ(r.verdict, Verdict::passed);
+  EXPECT_TRUE(r.exact);
+  EXPECT_EQ(r.ratio, 0);
+  EXPECT_EQ(r.compared, 4 * 24);  // every copy
+}
+
+TEST(Forward, NaNIsNeverAccepted) {
+  for (const char* fill : {"integers", "normal", "large", "cancelling"}) {
+    auto play = reduce(4, std::string("fill=") + fill);
+    play->run("forward");
+    play->set(2, false, 7, nan_value);
+    const CheckResult r = play->judge_again("forward");
+    ASSERT_EQ(r.verdict, Verdict::failed) << fill;
+    EXPECT_EQ(r.findings[0].rank, 2);
+    EXPECT_EQ(r.findings[0].where, "y[1,1]");
+    EXPECT_EQ(r.findings[0].wrong, 1);
+    EXPECT_TRUE(std::isinf(r.ratio));
+    EXPECT_NE(r.findings[0].pattern.find("NaN"), std::string::npos);
+  }
+}
+
+TEST(Forward, InfinityIsNeverAccepted) {
+  for (const char* fill : {"integers", "normal"}) {
+    auto play = reduce(3, std::string("fill=") + fill);
+    play->run("forward");
+    play->set(1, false, 0, -inf_value);
+    EXPECT_EQ(play->judge_again("forward").verdict, Verdict::failed) << fill;
+  }
+}
+
+TEST(Forward, NegativeZeroEqualsZero) {
+  auto play = std::make_unique<Play>(contract({2}, on_tp(P()), on_tp(I())), "tp=2", sum(), same());
+  Feed& feed = play->e.shots[0].feeds[0];
+  feed.given = {{0, {3, 1, -3, 1}}};  // parts of x[0] cancel
+  play->run("forward");
+  ASSERT_EQ(play->get(0, false, 0), 0);
+  for (int r : {0, 1}) play->set(r, false, 0, -0.0);
+  EXPECT_TRUE(std::signbit(play->get(0, false, 0)));
+  EXPECT_EQ(play->judge_again("forward").verdict, Verdict::passed);
+}
+
+TEST(Forward, OneWrongElementInAMillion) {
+  auto play = gather(2, "", {1000, 1000});
+  play->run("forward");
+  play->set(1, false, 123456, play->get(1, false, 123456) + 1);
+  const CheckResult r = play->judge_again("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].where, "y[123,456]");
+  EXPECT_EQ(r.findings[0].index, (std::vector<int64_t>{123, 456}));
+  EXPECT_EQ(r.findings[0].rank, 1);
+  EXPECT_EQ(r.findings[0].wrong, 1);
+  EXPECT_EQ(r.findings[0].compared, 2000000);
+  EXPECT_EQ(r.findings[0].pattern.rfind("one element", 0), 0u);
+}
+
+TEST(Forward, WrongOnTheLastRankOnly) {
+  auto play = reduce(8);
+  play->run("forward");
+  for (int64_t i = 0; i < 24; ++i) play->set(7, false, i, play->get(7, false, i) + 2);
+  const CheckResult r = play->judge_again("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].ranks, std::vector<int>{7});
+  EXPECT_EQ(r.findings[0].wrong, 24);
+  EXPECT_EQ(r.findings[0].pattern, "copy of rank 7, off by a constant, +2");
+}
+
+TEST(Forward, LastBlockOfTheLastRank) {
+  auto play = scatter_sum(4);
+  play->run("forward");
+  for (int64_t i = 0; i < 12; ++i) play->set(3, false, i, 0);
+  const CheckResult r = play->judge_again("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].pattern, "block of rank 3, zero");
+  EXPECT_EQ(r.findings[0].rank, 3);
+}
+
+TEST(Forward, AllZeroPairIsVacuous) {
+  auto play = reduce(4);
+  play->e.shots[0].feeds[0].given = {{0, std::vector<double>(4 * 24, 0)}};
+  const CheckResult r = play->judge("forward");
+  EXPECT_EQ(r.verdict, Verdict::vacuous);
+  EXPECT_NE(r.note.find("zero everywhere"), std::string::npos) << r.note;
+}
+
+TEST(Forward, NothingComparedIsVacuous) {
+  EXPECT_EQ(reduce(2, "", {0, 6})->judge("forward").verdict, Verdict::vacuous);
+}
+
+TEST(Forward, ASubjectThatCallsTheReferenceIsVacuous) {
+  // f32 sums of 8 normal numbers in a subject's order are not all correctly rounded; those of the
+  // reference, rounded once on storing, are.
+  const auto through_double = [](const Locals& x) { return all_reduce(x); };
+  Play copies(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 dtype=f32 fill=normal",
+              through_double, same());
+  const CheckResult vacuous = copies.judge("forward");
+  EXPECT_EQ(vacuous.verdict, Verdict::vacuous);
+  EXPECT_NE(vacuous.note.find("correctly rounded"), std::string::npos) << vacuous.note;
+
+  const auto in_float = [](const Locals& x) {
+    std::vector<double> sum(x[0].size());
+    for (const auto& part : x)
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] = float(float(sum[i]) + float(part[i]));
+    return Locals(x.size(), sum);
+  };
+  Play honest(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 dtype=f32 fill=normal", in_float,
+              same());
+  const CheckResult passed = honest.judge("forward");
+  EXPECT_EQ(passed.verdict, Verdict::passed) << passed.note;
+  EXPECT_GT(passed.ratio, 0);
+  EXPECT_LE(passed.ratio, 1);
+  // One that declares to accumulate in double is honest, too.
+  Play declared(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 dtype=f32 fill=normal acc=f64",
+                through_double, same());
+  EXPECT_EQ(declared.judge("forward").verdict, Verdict::passed);
+}
+
+TEST(Forward, TwiceTheBoundIsCaughtHalfIsNot) {
+  for (const char* dtype : {"f64", "f32", "bf16", "f16"})
+    for (int p : {2, 3, 8}) {
+      auto play = reduce(p, std::string("fill=normal dtype=") + dtype);
+      play->run("forward");
+      const Feed& feed = play->e.shots[0].feeds[0];
+      const Truth& truth = play->e.truth(feed);
+      const auto bound =
+          bound_of(play->e, play->e.operands[1], false, truth.outputs[0], truth.output_gauges[0]);
+      const int64_t at = 13;
+      const double want = truth.outputs[0].value[at], b = bound(at);
+      const double spacing = 2 * unit_roundoff(play->e.line->dtype()) * std::abs(want + 2 * b);
+      ASSERT_GT(b, spacing) << "the plant would be rounded away";
+      play->set(p - 1, false, at, want + 2 * b);
+      const CheckResult caught = play->judge_again("forward");
+      ASSERT_EQ(caught.verdict, Verdict::failed) << dtype << " " << p;
+      EXPECT_EQ(caught.findings[0].wrong, 1);
+      EXPECT_EQ(caught.findings[0].rank, p - 1);
+      EXPECT_NEAR(caught.ratio, 2, spacing / b);
+      play->set(p - 1, false, at, want + 0.5 * b);
+      EXPECT_EQ(play->judge_again("forward").verdict, Verdict::passed) << dtype << " " << p;
+    }
+}
+
+TEST(Forward, PartialResultsAreSummedInTheJudge) {
+  // I -> P on rank 0 only: the parts are value, 0, 0, ... and their sum is the value.
+  const auto first_only = [](Locals x) {
+    for (size_t r = 1; r < x.size(); ++r) x[r].assign(x[r].size(), 0);
+    return x;
+  };
+  Play play(contract({4, 6}, on_tp(I()), on_tp(P())), "tp=3", first_only, same());
+  EXPECT_EQ(play.judge("forward").verdict, Verdict::passed);
+  play.set(2, false, 5, 1);
+  const CheckResult r = play.judge_again("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].where, "y[0,5]");
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(r.findings[0].error, 1);
+}
+
+TEST(Forward, VaryingAxesAreJudgedApart) {
+  const auto on_pairs = [](const Locals& x) {  // tp=2 fastest: ranks {0,1} and {2,3}
+    const Locals a = all_reduce({x[0], x[1]}), b = all_reduce({x[2], x[3]});
+    return Locals{a[0], a[1], b[0], b[1]};
+  };
+  Play play(contract({2, 3}, on_tp(P()), on_tp(I())), "tp=2 dp=2", on_pairs, same());
+  EXPECT_EQ(play.judge("forward").verdict, Verdict::passed);
+  play.set(3, false, 4, 1e6);
+  const CheckResult r = play.judge_again("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].where, "y[dp=1][1,1]");
+  // The sum over the world in place of tp.
+  Play world(contract({2, 3}, on_tp(P()), on_tp(I())), "tp=2 dp=2", sum(), same());
+  EXPECT_EQ(world.judge("forward").verdict, Verdict::failed);
+}
+
+TEST(Forward, AMissingOrShortResultIsAFinding) {
+  auto play = reduce(2);
+  play->run("forward");
+  play->result(1, 0, false).bytes.resize(8);
+  EXPECT_NE(play->judge_again("forward").findings.at(0).message.find(
+                "expected 24 elements of rank 1, met 1"),
+            std::string::npos);
+  play->e.ranks[1].shots[0].results.clear();
+  EXPECT_NE(play->judge_again("forward").findings.at(0).message.find("met none of rank 1"),
+            std::string::npos);
+}
+
+TEST(Forward, AShotThatEndedEarlyNamesTheRankThatEndedIt) {
+  auto play = reduce(3);
+  play->run("forward");
+  play->e.ranks[0].shots[0].status = ShotRecord::released;
+  play->e.ranks[2].shots[0].status = ShotRecord::threw;
+  play->e.ranks[2].shots[0].text = "no memory";
+  for (const char* check : {"forward", "gradient", "ledger", "memory"}) {
+    const CheckResult r = play->judge_again(check);
+    ASSERT_EQ(r.verdict, Verdict::failed) << check;
+    EXPECT_EQ(r.findings[0].message, "did not complete 'base': rank 2 threw: no memory");
+    EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{0, 2}));
+    EXPECT_FALSE(r.findings[0].numeric);
+  }
+}
+
+TEST(Gradient, HealthyAndPlanted) {
+  auto play = scatter_sum(4);
+  EXPECT_EQ(play->judge("gradient").verdict, Verdict::passed);
+  play->set(1, true, 40, play->get(1, true, 40) + 1);
+  const CheckResult r = play->judge_again("gradient");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].tensor, "gradient of x");
+  EXPECT_EQ(r.findings[0].where, "x[6,4]");
+  EXPECT_EQ(play->judge_again("forward").verdict, Verdict::passed);
+}
+
+// ---- Patterns ----
+
+Finding planted(Play& play, const std::function<double(int rank, int64_t i, double right)>& edit) {
+  play.run("forward");
+  for (int r = 0; r < play.e.mesh.world(); ++r) {
+    const auto n = int64_t(play.result(r, 0, false).bytes.size() / size_of(play.e.line->dtype()));
+    for (int64_t i = 0; i < n; ++i) play.set(r, false, i, edit(r, i, play.get(r, false, i)));
+  }
+  const CheckResult r = play.judge_again("forward");
+  return r.findings.empty() ? Finding{} : r.findings[0];
+}
+
+TEST(Patterns, ExtraAndMissingReductions) {
+  auto play = reduce(4);
+  Finding f = planted(*play, [](int, int64_t, double v) { return 4 * v; });
+  EXPECT_EQ(f.pattern, "all x 4.000 = tp");
+  EXPECT_NE(f.means.find("summed again"), std::string::npos);
+  EXPECT_NE(f.means.find("replicas agree"), std::string::npos);
+  play = reduce(4);
+  f = planted(*play, [](int, int64_t, double v) { return v / 4; });
+  EXPECT_EQ(f.pattern, "all x 0.250 = 1/tp");
+  EXPECT_NE(f.means.find("missing"), std::string::npos);
+}
+
+TEST(Patterns, FactorsOfSeveralAxes) {
+  const Mesh mesh({{Axis::tp, 2}, {Axis::cp, 4}});
+  EXPECT_EQ(factor_name(8, mesh), "tp*cp");
+  EXPECT_EQ(factor_name(0.125, mesh), "1/(tp*cp)");
+  EXPECT_EQ(factor_name(2, mesh), "tp");
+  EXPECT_EQ(factor_name(3, mesh), "");
+  EXPECT_EQ(factor_name(2, Mesh({{Axis::tp, 2}, {Axis::dp, 2}})), "tp or dp");
+}
+
+TEST(Patterns, EachRankItsOwnPart) {
+  Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", same(), same());
+  const CheckResult r = play.judge("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].pattern.find("each rank holds its own part"), std::string::npos)
+      << r.findings[0].pattern;
+  EXPECT_NE(r.findings[0].means.find("the reduction is missing"), std::string::npos);
+}
+
+TEST(Patterns, BlocksThatWentToTheWrongOwner) {
+  Play play(
+      contract({8, 6}, on_tp(P()), on_tp(S(0))), "tp=4",
+      [](const Locals& x) { return next_owner(reduce_scatter(x)); }, all_gather);
+  const CheckResult r = play.judge("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].pattern.find("values of the truth from other places"), std::string::npos)
+      << r.findings[0].pattern;
+}
+
+TEST(Patterns, PlacesAndContents) {
+  struct Row {
+    std::string pattern;
+    std::function<double(int, int64_t, double)> edit;
+  };
+  const Row rows[] = {
+      {"zero", [](int, int64_t i, double v) { return i / 6 >= 4 && i / 6 <= 7 ? 0 : v; }},
+      {"NaN", [](int, int64_t, double) { return nan_value; }},
+      {"off by a constant, +7", [](int, int64_t, double v) { return v + 7; }},
+  };
+  for (const Row& row : rows) {
+    auto play = gather(2, "", {12, 6});
+    EXPECT_NE(planted(*play, row.edit).pattern.find(row.pattern), std::string::npos) << row.pattern;
+  }
+  auto play = gather(2, "", {12, 6});
+  EXPECT_EQ(
+      planted(*play, [](int, int64_t i, double v) { return i / 6 >= 4 && i / 6 <= 7 ? 0 : v; })
+          .pattern,
+      "rows 4..7, zero");
+  play = gather(2, "", {12, 6});
+  EXPECT_EQ(planted(*play, [](int, int64_t i, double v) { return i % 2 ? nan_value : v; }).pattern,
+            "every 2nd of dim 1, NaN");
+  play = gather(2, "", {12, 6});
+  EXPECT_EQ(planted(*play, [](int, int64_t i, double v) { return i % 6 == 5 ? 0 : v; }).pattern,
+            "column 5, zero");
+  play = gather(2, "", {12, 6});
+  EXPECT_EQ(
+      planted(*play, [](int r, int64_t i, double v) { return r == 1 && i == 0 ? v + 0.25 : v; })
+          .pattern,
+      "one element of rank 1");
+}
+
+// ---- Adjoint: what the classic mistakes read ----
+
+enum Reads { one, p, one_over_p, other };
+
+struct Mistake {
+  const char* name;
+  Placement from, to;
+  Map forward, backward;
+  Reads reads;
+  bool replicas_part;
+  bool square = false;
+};
+
+Map then(Map f, Map g) {
+  return [=](const Locals& x) { return g(f(x)); };
+}
+Map divided() {
+  return [](const Locals& x) { return scaled(x, 1.0 / double(x.size())); };
+}
+Map mean() { return then(sum(), divided()); }
+
+std::vector<Mistake> mistakes() {
+  const Map ar = sum(), id = same(), slice = own_block, gathered = all_gather, pad = in_zeros,
+            rs = reduce_scatter;
+  return {
+      {"copy, backward identity", I(), R(), id, id, one_over_p, true},
+      {"copy, backward all-reduced twice", I(), R(), id, then(ar, ar), p, false},
+      {"copy, backward mean", I(), R(), id, mean(), one_over_p, false},
+      {"copy, right", I(), R(), id, ar, one, false},
+      {"reduce, right", P(), I(), ar, id, one, false},
+      {"reduce, backward all-reduces as well", P(), I(), ar, ar, p, false},
+      {"reduce, backward divides by p", P(), I(), ar, divided(), one_over_p, false},
+      {"reduce, forward mean, backward identity", P(), I(), mean(), id, p, false},
+      {"reduce, forward mean and backward divided: blind", P(), I(), mean(), divided(), one, false},
+      {"reduce, forward all-reduce missing", P(), I(), id, id, p, true},
+      {"all-reduce with an R output, right", P(), R(), ar, ar, one, false},
+      {"scatter, right", I(), S(0), slice, gathered, one, false},
+      {"scatter, backward pads and does not gather", I(), S(0), slice, pad, one_over_p, true},
+      {"scatter, backward gathers and reduces", I(), S(0), slice, then(gathered, ar), p, false},
+      {"gather to I, right", S(0), I(), gathered, slice, one, false},
+      {"gather to I, backward reduce-scatters", S(0), I(), gathered, rs, p, false},
+      {"gather to R, right", S(0), R(), gathered, rs, one, false},
+      {"gather to R, backward slices", S(0), R(), gathered, slice, other, false},
+      {"reduce-scatter, right", P(), S(0), rs, gathered, one, false},
+      {"reduce-scatter, forward slices and does not reduce", P(), S(0), slice, gathered, other,
+       false},
+      {"reduce-scatter, backward gathers and divides", P(), S(0), rs, then(gathered, divided()),
+       one_over_p, false},
+      {"reduce-scatter, wrong owner, backward right", P(), S(0), then(rs, next_owner), gathered,
+       other, false},
+      {"reduce-scatter, wrong owner, backward alike: blind", P(), S(0), then(rs, next_owner),
+       then(previous_owner, gathered), one, false},
+      {"all-to-all, right", S(0), S(1), rows_to_columns, columns_to_rows, one, false, true},
+      {"all-to-all, backward without the swap", S(0), S(1), rows_to_columns, rows_to_columns, other,
+       false, true},
+      {"un-slice, right", S(0), P(), pad, slice, one, false},
+      {"slice of R, right", R(), S(0), slice, pad, one, false},
+  };
+}
+
+double read(Reads reads, int ranks) { return reads == one ? 1 : reads == p ? ranks : 1.0 / ranks; }
+
+bool replicas_named(const CheckResult& r) {
+  for (const Finding& f : r.findings)
+    if (f.message.find("from rank") != std::string::npos) return true;
+  return false;
+}
+
+// Typed spaces of at most 64 elements: 8 ranks stack 8 x 8.
+std::vector<int64_t> small_shape(int ranks, bool square) {
+  const int64_t n = ranks == 8 ? 8 : 2 * ranks;
+  return square ? std::vector<int64_t>{n, n} : std::vector<int64_t>{n};
+}
+std::vector<int64_t> large_shape(int ranks, bool square) {
+  const int64_t n = 4 * ranks;
+  return square ? std::vector<int64_t>{n, n} : std::vector<int64_t>{n, 7};
+}
+
+TEST(Adjoint, ProbesReadTheTable) {
+  for (int ranks : {2, 3, 4, 8})
+    for (const Mistake& m : mistakes()) {
+      SCOPED_TRACE(std::string(m.name) + ", p = " + std::to_string(ranks));
+      Play play(contract(large_shape(ranks, m.square), on_tp(m.from), on_tp(m.to)),
+                "transport=mpi tp=" + std::to_string(ranks), m.forward, m.backward);
+      const CheckResult r = play.judge("adjoint");
+      EXPECT_GE(r.compared, 4);
+      const bool inexact =
+          m.reads == one && std::string(m.name).find("blind") != std::string::npos && ranks == 3;
+      for (const char* probe :
+           {"adjoint:probe:0", "adjoint:probe:1", "adjoint:probe:2", "adjoint:aligned"}) {
+        const Pairing pairing = pairing_of(play.e, play.e.find_shot(probe), -1, 0);
+        if (m.reads != other)
+          EXPECT_NEAR(pairing.ratio(), read(m.reads, ranks), 1e-12) << probe;
+        else
+          EXPECT_FALSE(pairing.equal()) << probe;
+      }
+      EXPECT_EQ(replicas_named(r), m.replicas_part);
+      if (inexact)
+        continue;  // x/3 is not exact: the pairing of a mean is judged where p is a power of 2
+      EXPECT_EQ(r.verdict, m.reads == one ? Verdict::passed : Verdict::failed) << r.note;
+      if (m.reads == p) {
+        EXPECT_NE(r.note.find("= tp"), std::string::npos) << r.note;
+      }
+      if (m.reads == one_over_p) {
+        EXPECT_NE(r.note.find("= 1/tp"), std::string::npos) << r.note;
+      }
+    }
+}
+
+TEST(Adjoint, ExhaustiveReadsTheTable) {
+  for (int ranks : {2, 3, 4, 8})
+    for (const Mistake& m : mistakes()) {
+      if (m.square && ranks == 8 && m.reads == other)
+        continue;  // 8 x 8: blocks of one element, the swap is an involution
+      SCOPED_TRACE(std::string(m.name) + ", p = " + std::to_string(ranks));
+      Play play(contract(small_shape(ranks, m.square), on_tp(m.from), on_tp(m.to)),
+                "tp=" + std::to_string(ranks), m.forward, m.backward);
+      const CheckResult r = play.judge("adjoint");
+      ASSERT_GE(play.e.find_shot("adjoint:basis:0"), 0);
+      EXPECT_EQ(r.verdict, m.reads == one ? Verdict::passed : Verdict::failed) << r.note;
+      EXPECT_EQ(replicas_named(r), m.replicas_part);
+      if (m.reads == p) {
+        EXPECT_NE(r.note.find("= tp"), std::string::npos) << r.note;
+      }
+      if (m.reads == one_over_p) {
+        EXPECT_NE(r.note.find("= 1/tp"), std::string::npos) << r.note;
+      }
+      if (m.reads == other) {
+        EXPECT_EQ(r.note.find("= tp"), std::string::npos) << r.note;
+      }
+    }
+}
+
+TEST(Adjoint, BlindRowsAreSeenByForward) {
+  Play permuted(contract({8, 6}, on_tp(P()), on_tp(S(0))), "tp=4", then(reduce_scatter, next_owner),
+                then(previous_owner, all_gather));
+  EXPECT_EQ(permuted.judge("adjoint").verdict, Verdict::passed);
+  EXPECT_EQ(permuted.judge_again("forward").verdict, Verdict::failed);
+  Play mean_both(contract({8, 6}, on_tp(P()), on_tp(I())), "tp=4", mean(), divided());
+  EXPECT_EQ(mean_both.judge("adjoint").verdict, Verdict::passed);
+  EXPECT_EQ(mean_both.judge_again("forward").verdict, Verdict::failed);
+}
+
+TEST(Adjoint, NoWayBackReadsZero) {
+  const auto nothing = [](const Locals& x) { return scaled(x, 0); };
+  Play play(contract({4, 16}, on_tp(P()), on_tp(I())), "tp=2", sum(), nothing);
+  const CheckResult r = play.judge("adjoint");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.note.find("rhs/lhs = 0.000"), std::string::npos) << r.note;
+}
+
+TEST(Adjoint, ExhaustiveNamesTheEntry) {
+  auto play = gather(2, "", {4});
+  play->run("adjoint");
+  const int shot =
+      play->e.find_shot("adjoint:basis:2");  // cotangent y[2] comes back to x[2], on rank 1
+  ASSERT_EQ(play->get(1, true, 0, shot), 1);
+  play->set(1, true, 0, 0, shot);
+  const CheckResult r = play->judge_again("adjoint");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].where, "x[2] with y[2]");
+  EXPECT_EQ(r.findings[0].got, 0);
+  EXPECT_EQ(r.findings[0].want, 1);
+  EXPECT_EQ(r.findings[0].wrong, 1);
+}
+
+TEST(Adjoint, BothSidesZeroIsVacuous) {
+  const auto nothing = [](const Locals& x) {
+    return Locals(x.size(), std::vector<double>(x[0].size()));
+  };
+  for (const char* transport : {"processes", "mpi"}) {
+    Play play(contract({4}, on_tp(P()), on_tp(I())), std::string("tp=2 transport=") + transport,
+              nothing, nothing);
+    EXPECT_EQ(play.judge("adjoint").verdict, Verdict::vacuous) << transport;
+  }
+}
+
+TEST(Adjoint, ANaNIsNoEquality) {
+  for (const char* transport : {"processes", "mpi"}) {
+    auto play = gather(2, std::string("transport=") + transport, {4});
+    play->run("adjoint");
+    const int shot = int(play->e.shots.size()) - 1;
+    for (int r : {0, 1}) play->set(r, false, 0, nan_value, shot);
+    EXPECT_EQ(play->judge_again("adjoint").verdict, Verdict::failed) << transport;
+  }
+}
+
+TEST(Adjoint, RoundingDataAreHeldToTheBound) {
+  // No integer range: probes on normal data. The pairing of sums in f32 is close, not equal.
+  const auto in_float = [](const Locals& x) {
+    std::vector<double> sum(x[0].size());
+    for (const auto& part : x)
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] = float(float(sum[i]) + float(part[i]));
+    return Locals(x.size(), sum);
+  };
+  for (const double fault : {1.0, 1.0 + 1.0 / 1024}) {
+    Contract c = contract({16, 9}, on_tp(P()), on_tp(I()));
+    c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
+    Play play(std::move(c), "tp=4 dtype=f32 fill=normal", in_float,
+              [=](const Locals& x) { return scaled(x, fault); });
+    const CheckResult r = play.judge("adjoint");
+    EXPECT_EQ(r.verdict, fault == 1 ? Verdict::passed : Verdict::failed) << r.note;
+    EXPECT_FALSE(r.exact);
+    EXPECT_GT(r.ratio, 0);
+  }
+}
+
+// Two inputs: y = x * w + b on one rank's worth of replicated data, elementwise; every rank alike.
+TEST(Adjoint, SeveralInputsAreProbedApart) {
+  const std::vector<int64_t> shape{3, 4};
+  Contract c = contract(shape, on_tp(I()), on_tp(I()));
+  c.operands = [=](const Case&) {
+    return std::vector<Operand>{{"x", Operand::input, shape, on_tp(I())},
+                                {"w", Operand::parameter, shape, on_tp(I())},
+                                {"b", Operand::parameter, shape, on_tp(I())},
+                                {"y", Operand::output, shape, on_tp(I())}};
+  };
+  c.forward = [=](const Case&, std::span<const Whole> in, std::vector<Gauge>*) {
+    Whole y{shape, {}};
+    for (size_t i = 0; i < 12; ++i)
+      y.value.push_back(in[0].value[i] * in[1].value[i] + in[2].value[i]);
+    return std::vector<Whole>{y};
+  };
+  Registry registry;
+  registry.add(c);
+  const Case line = parse("toy tp=2", registry);
+  for (const int broken : {-1, 0, 1, 2}) {
+    Evidence e;
+    e.line = &line;
+    e.contract = &c;
+    e.mesh = line.mesh();
+    e.operands = c.operands(line);
+    e.inputs = 3;
+    e.shots.emplace_back();
+    e.shots[0].feeds[0].range = 5;
+    check_named("adjoint").plan(e, e.shots);
+    e.ranks.resize(2);
+    for (RankRecord& rank : e.ranks)
+      for (const Shot& shot : e.shots) {
+        ShotRecord record;
+        record.status = ShotRecord::ok;
+        std::vector<std::vector<double>> in;
+        for (int k = 0; k < 3; ++k) in.push_back(drawn(e, shot.feeds[0], k, false).value);
+        const std::vector<double> g = drawn(e, shot.feeds[0], 3, true).value;
+        const auto put = [&](int step, int operand, bool gradient, auto value) {
+          ResultTensor t{step,       operand, gradient,
+                         DType::f64, shape,   std::vector<std::byte>(12 * 8)};
+          for (size_t i = 0; i < 12; ++i)
+            store(t.bytes.data() + 8 * i, DType::f64,
+                  value(i) * (gradient && operand == broken ? 2 : 1));
+          record.results.push_back(t);
+        };
+        put(0, 3, false, [&](size_t i) { return in[0][i] * in[1][i] + in[2][i]; });
+        put(1, 0, true, [&](size_t i) { return g[i] * in[1][i]; });
+        put(1, 1, true, [&](size_t i) { return g[i] * in[0][i]; });
+        put(1, 2, true, [&](size_t i) { return g[i]; });
+        rank.shots.push_back(std::move(record));
+      }
+    const CheckResult r = check_named("adjoint").judge(e);
+    if (broken < 0) {
+      EXPECT_EQ(r.verdict, Verdict::passed) << r.note;
+      EXPECT_EQ(r.compared, 3 * 4);
+      continue;
+    }
+    ASSERT_EQ(r.verdict, Verdict::failed);
+    ASSERT_EQ(r.findings.size(), 1u);
+    EXPECT_EQ(r.findings[0].tensor, "gradient of " + e.operands[size_t(broken)].name);
+    EXPECT_EQ(r.findings[0].got, 2 * r.findings[0].want);
+  }
+}
+
+// ---- Replicas ----
+
+TEST(Replica, HealthyAndOneFlippedBit) {
+  auto play = reduce(4);
+  EXPECT_EQ(play->judge("replica").verdict, Verdict::passed);
+  ResultTensor& t = play->result(3, 0, false);
+  t.bytes[8 * 9] ^= std::byte{1};
+  const CheckResult r = play->judge_again("replica");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].ranks, std::vector<int>{3});
+  EXPECT_EQ(r.findings[0].where, "y[1,3]");
+  EXPECT_EQ(r.findings[0].wrong, 1);
+}
+
+TEST(Replica, RankZeroCanBeTheOneThatParts) {
+  auto play = reduce(4);
+  play->run("replica");
+  play->set(0, false, 0, 1e9);
+  EXPECT_EQ(play->judge_again("replica").findings.at(0).ranks, std::vector<int>{0});
+}
+
+TEST(Replica, ComparesBytes) {
+  auto play = reduce(2);
+  play->run("replica");
+  for (int r : {0, 1}) play->set(r, false, 0, nan_value);
+  EXPECT_EQ(play->judge_again("replica").verdict,
+            Verdict::passed);  // equal bits; forward names the NaN
+  play->set(0, false, 1, 0.0);
+  play->set(1, false, 1, -0.0);
+  EXPECT_EQ(play->judge_again("replica").verdict, Verdict::failed);
+}
+
+// Each rank sums from its own part on: silent on integers, seen by the shot on normal data.
+TEST(Replica, OwnOrderOfSummationNeedsRoundingAndThreeRanks) {
+  const auto own_order = [](const Locals& x) {
+    Locals y;
+    for (size_t r = 0; r < x.size(); ++r) {
+      std::vector<double> sum(x[0].size());
+      for (size_t k = 0; k < x.size(); ++k)
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += x[(r + k) % x.size()][i];
+      y.push_back(sum);
+    }
+    return y;
+  };
+  for (int ranks : {2, 3, 4, 8}) {
+    Play play(contract({9, 7}, on_tp(P()), on_tp(I())), "tp=" + std::to_string(ranks), own_order,
+              same());
+    const CheckResult r = play.judge("replica");
+    EXPECT_EQ(r.verdict, ranks == 2 ? Verdict::passed : Verdict::failed) << ranks;
+    EXPECT_EQ(play.judge_again("forward").verdict, Verdict::passed);
+    if (ranks > 2) {
+      EXPECT_NE(r.findings[0].message.find("replica:normal"), std::string::npos);
+    }
+  }
+}
+
+TEST(Replica, GroupsOfAnotherAxisDoNotCount) {
+  const auto on_pairs = [](const Locals& x) {
+    const Locals a = all_reduce({x[0], x[1]}), b = all_reduce({x[2], x[3]});
+    return Locals{a[0], a[1], b[0], b[1]};
+  };
+  Play play(contract({2, 3}, on_tp(P()), on_tp(I())), "tp=2 dp=2", on_pairs, same());
+  EXPECT_EQ(play.judge("replica").verdict, Verdict::passed);
+  play.set(2, false, 0, 77777);
+  const CheckResult r = play.judge_again("replica");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].where.rfind("y[dp=1]", 0), 0u) << r.findings[0].where;
+}
+
+TEST(Replica, NotDueWhereNothingIsReplicated) {
+  const auto play = std::make_unique<Play>(contract({4, 4}, on_tp(S(0)), on_tp(S(1))), "tp=2",
+                                           rows_to_columns, columns_to_rows);
+  EXPECT_FALSE(check_named("replica").due(*play->e.contract, *play->e.line, play->e.declared));
+  EXPECT_TRUE(check_named("replica").due(*reduce(2)->e.contract, *reduce(2)->e.line, {}));
+}
+
+// ---- Ledger ----
+
+LedgerEntry made(int rank, bool backward = false) {
+  LedgerEntry c;
+  c.op = Op::all_reduce;
+  c.reduce = Reduce::sum;
+  c.count = 24;
+  c.label = "tp";
+  c.members = {rank / 2 * 2, rank / 2 * 2 + 1};
+  c.phase = backward ? Phase::backward : Phase::forward;
+  c.number = 1;
+  c.site = "toy.cpp:7";
+  return c;
+}
+
+std::unique_ptr<Play> with_traffic(std::vector<Traffic> due) {
+  Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.traffic = [due](const Case&, const std::string&, int) { return due; };
+  auto play = std::make_unique<Play>(std::move(c), "tp=2 dp=2", same(), same());
+  play->run("ledger");
+  for (int r = 0; r < 4; ++r) play->e.ranks[size_t(r)].shots[0].ledger = {made(r)};
+  return play;
+}
+const Traffic one_all_reduce{Op::all_reduce, Reduce::sum, "tp", false, 24, DType::f64, 0, -1};
+
+TEST(Ledger, DueCallsPass) {
+  const CheckResult r = with_traffic({one_all_reduce})->judge_again("ledger");
+  EXPECT_EQ(r.verdict, Verdict::passed) << (r.findings.empty() ? "" : r.findings[0].message);
+  // 24 x 8 B on rank 0; two rings of 2 (p-1) N each.
+  EXPECT_EQ(r.note, "1 call and 192 B on rank 0, 768 B in rings over all ranks");
+}
+
+TEST(Ledger, NamesTheFirstPropertyThatDiffers) {
+  struct Row {
+    const char* word;
+    std::function<void(LedgerEntry&)> change;
+  };
+  const Row rows[] = {
+      {"another operation", [](LedgerEntry& c) { c.op = Op::reduce_scatter; }},
+      {"another reduction", [](LedgerEntry& c) { c.reduce = Reduce::avg; }},
+      {"another group", [](LedgerEntry& c) { c.label = "dp"; }},
+      {"another members", [](LedgerEntry& c) { std::swap(c.members[0], c.members[1]); }},
+      {"another dtype", [](LedgerEntry& c) { c.dtype = DType::bf16; }},
+      {"another count", [](LedgerEntry& c) { c.count = 23; }},
+  };
+  for (const Row& row : rows) {
+    auto play = with_traffic({one_all_reduce});
+    row.change(play->e.ranks[3].shots[0].ledger[0]);
+    const CheckResult r = play->judge_again("ledger");
+    ASSERT_EQ(r.verdict, Verdict::failed) << row.word;
+    EXPECT_NE(r.findings[0].message.find(row.word), std::string::npos) << r.findings[0].message;
+    EXPECT_NE(r.findings[0].message.find("toy.cpp:7"), std::string::npos) << r.findings[0].message;
+    EXPECT_EQ(r.findings[0].ranks, std::vector<int>{3});
+  }
+}
+
+TEST(Ledger, ExtraAndMissingCalls) {
+  auto play = with_traffic({one_all_reduce});
+  play->e.ranks[1].shots[0].ledger.push_back(made(1));
+  EXPECT_NE(play->judge_again("ledger").findings.at(0).message.find(
+                "expected no further call of forward"),
+            std::string::npos);
+  play = with_traffic({one_all_reduce});
+  play->e.ranks[1].shots[0].ledger.clear();
+  EXPECT_NE(play->judge_again("ledger").findings.at(0).message.find("met the end of forward"),
+            std::string::npos);
+  play = with_traffic({});  // silence is due
+  EXPECT_EQ(play->judge_again("ledger").verdict, Verdict::failed);
+  for (RankRecord& r : play->e.ranks) r.shots[0].ledger.clear();
+  EXPECT_EQ(play->judge_again("ledger").verdict, Verdict::passed);
+}
+
+TEST(Ledger, OrderWithinAPhaseAndPhasesApart) {
+  Traffic gather = one_all_reduce;
+  gather.op = Op::all_gather, gather.reduce = Reduce::none, gather.backward = true;
+  auto play = with_traffic({one_all_reduce, gather});
+  for (int r = 0; r < 4; ++r) {
+    LedgerEntry c = made(r, true);
+    c.op = Op::all_gather, c.reduce = Reduce::none;
+    play->e.ranks[size_t(r)].shots[0].ledger.push_back(c);
+  }
+  EXPECT_EQ(play->judge_again("ledger").verdict, Verdict::passed);
+  for (RankRecord& r : play->e.ranks)
+    for (LedgerEntry& c : r.shots[0].ledger) c.phase = Phase::forward;
+  EXPECT_EQ(play->judge_again("ledger").findings.size(),
+            2u);  // forward has one too many, backward none
+}
+
+TEST(Ledger, PeersOfAShift) {
+  const Traffic shift{Op::shift, Reduce::none, "tp", false, 24, DType::f64, 1, -1};
+  Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.traffic = [=](const Case&, const std::string&, int) { return std::vector<Traffic>{shift}; };
+  Play play(std::move(c), "tp=4", same(), same());
+  play.run("ledger");
+  const auto turn = [&](int hop) {
+    for (int r = 0; r < 4; ++r) {
+      LedgerEntry e = made(r);
+      e.op = Op::shift, e.reduce = Reduce::none, e.members = {0, 1, 2, 3};
+      e.hop = hop, e.to = (r + hop + 4) % 4, e.from = (r - hop + 4) % 4;
+      play.e.ranks[size_t(r)].shots[0].ledger = {e};
+    }
+  };
+  turn(1);
+  EXPECT_EQ(play.judge_again("ledger").verdict, Verdict::passed);
+  turn(-1);
+  EXPECT_NE(play.judge_again("ledger").findings.at(0).message.find("another peers"),
+            std::string::npos);
+}
+
+TEST(Ledger, NotDueWhereTheSubjectCommunicatesByItself) {
+  auto play = with_traffic({});
+  Declared own;
+  own.own_communication = true;
+  EXPECT_FALSE(check_named("ledger").due(*play->e.contract, *play->e.line, own));
+}
+
+// ---- Lockstep ----
+
+TEST(Lockstep, SilentRanksKeepStep) {
+  EXPECT_EQ(reduce(3)->judge("lockstep").verdict, Verdict::passed);
+}
+
+TEST(Lockstep, ReleasedShotsSpeak) {
+  auto play = reduce(3);
+  play->run("lockstep");
+  for (RankRecord& r : play->e.ranks) {
+    r.shots[0].status = ShotRecord::released;
+    r.shots[0].cause = Released::mismatch;
+    r.shots[0].text = "rank 1 calls all_gather, ranks 0, 2 call all_reduce";
+  }
+  const CheckResult r = play->judge_again("lockstep");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  ASSERT_EQ(r.findings.size(), 1u);  // one text, told once
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{0, 1, 2}));
+  EXPECT_NE(r.findings[0].message.find("rank 1 calls all_gather"), std::string::npos);
+}
+
+TEST(Lockstep, RecordedListsAreComparedWithinAGroup) {
+  auto play = with_traffic({});
+  EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::passed);
+  play->e.ranks[3].shots[0].ledger[0].count = 12;
+  const CheckResult r = play->judge_again("lockstep");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{2, 3}));
+  play = with_traffic({});
+  play->e.ranks[1].shots[0].ledger.clear();
+  EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::failed);
+}
+
+// ---- Memory ----
+
+TEST(Memory, WhatRanksSawIsTold) {
+  auto play = scatter_sum(4);
+  EXPECT_EQ(play->judge("memory").verdict, Verdict::passed);
+  play->e.ranks[2].shots[0].memory = {{"unwritten", "y", 3, 7, "never written"}};
+  CheckResult r = play->judge_again("memory");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].message, "3 elements never written");
+  EXPECT_EQ(r.findings[0].where, "y[5,1]");  // local [1,1] of rows 4, 5
+  for (const char* what : {"guard", "argument", "environment", "workspace"}) {
+    play->e.ranks[2].shots[0].memory = {{what, "x", 1, 0, "seen"}};
+    r = play->judge_again("memory");
+    ASSERT_EQ(r.verdict, Verdict::failed) << what;
+    EXPECT_EQ(r.findings[0].message, "seen");
+    EXPECT_FALSE(r.findings[0].means.empty()) << what;
+  }
+}
+
+// ---- Repeat and accumulate ----
+
+TEST(Repeat, StateOfAnEarlierCall) {
+  EXPECT_EQ(reduce(3)->judge("repeat").verdict, Verdict::passed);
+  auto left_over = std::make_shared<Locals>();
+  const auto adds_to_the_last = [left_over](const Locals& x) {
+    Locals y = all_reduce(x);
+    if (!left_over->empty())
+      for (size_t r = 0; r < y.size(); ++r)
+        for (size_t i = 0; i < y[r].size(); ++i) y[r][i] += (*left_over)[r][i];
+    return *left_over = y;
+  };
+  Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", adds_to_the_last, same());
+  const CheckResult r = play.judge("repeat");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].tensor, "y");
+  EXPECT_EQ(play.judge_again("forward").verdict, Verdict::passed);  // the first call was right
+}
+
+TEST(Repeat, OneUlpUnderDelays) {
+  auto play = reduce(3, "fill=normal dtype=f32");
+  play->run("repeat");
+  const int shot = play->e.find_shot("repeat:delays");
+  ASSERT_GE(shot, 0);
+  const float v = float(play->get(1, false, 4, shot));
+  play->set(1, false, 4, std::nextafter(v, 2 * v), shot);
+  CheckResult r = play->judge_again("repeat");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].means.find("order of arrival"), std::string::npos);
+  play->e.declared.deterministic = false;  // then the bound decides, and the spread is told
+  r = play->judge_again("repeat");
+  EXPECT_EQ(r.verdict, Verdict::passed);
+  EXPECT_NE(r.note.find("spread"), std::string::npos);
+  play->set(1, false, 4, 2 * double(v), shot);
+  EXPECT_EQ(play->judge_again("repeat").verdict, Verdict::failed);
+}
+
+TEST(Accumulate, SavedStateThatIsOverwritten) {
+  EXPECT_EQ(reduce(3)->judge("accumulate").verdict, Verdict::passed);
+  // The backward uses the input of the forward that came last.
+  auto last = std::make_shared<Locals>();
+  const auto saves = [last](const Locals& x) { return all_reduce(*last = x); };
+  const auto uses = [last](const Locals& y) {
+    Locals g = y;
+    for (size_t r = 0; r < g.size(); ++r)
+      for (size_t i = 0; i < g[r].size(); ++i) g[r][i] *= (*last)[r][i];
+    return g;
+  };
+  Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", saves, uses);
+  const CheckResult r = play.judge("accumulate");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].tensor, "gradient of x");
+  EXPECT_NE(r.findings[0].message.find("B0"), std::string::npos);
+}
+
+TEST(Accumulate, EqualFeedsAreVacuous) {
+  const auto blind = [](const Locals& x) {
+    return Locals(x.size(), std::vector<double>(x[0].size(), 1));
+  };
+  Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=2", blind, blind);
+  EXPECT_EQ(play.judge("accumulate").verdict, Verdict::vacuous);
+}
+
+// ---- Rejection ----
+
+TEST(Rejection, UnanimousSilentAndAlike) {
+  auto play = reduce(3);
+  play->run("rejection");
+  const auto refuse = [&] {
+    for (RankRecord& r : play->e.ranks) {
+      r.shots[0] = ShotRecord{};
+      r.shots[0].status = ShotRecord::rejected;
+      r.shots[0].text = "expected tokens divisible by tp=3, met 7; choose a multiple";
+    }
+  };
+  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::failed);  // it ran
+  refuse();
+  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::passed);
+  play->e.ranks[1].shots[0].status = ShotRecord::released;
+  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::failed);
+  refuse();
+  play->e.ranks[2].shots[0].text = "expected something else";
+  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::failed);
+  refuse();
+  play->e.ranks[0].shots[0].ledger = {made(0)};
+  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::failed);
+  play->e.ranks.clear();
+  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::vacuous);
+}
+
+// ---- The list ----
+
+TEST(Checks, OrderAndLetters) {
+  std::string letters;
+  for (const Check& c : all_checks()) letters += c.letter;
+  EXPECT_EQ(letters, "FGARLSMNUJ");
+  EXPECT_FALSE(check_named("rejection").due(*reduce(2)->e.contract, *reduce(2)->e.line, {}));
+  try {
+    check_named("gradients");
+    FAIL() << "expected BadInput";
+  } catch (const BadInput& e) {
+    EXPECT_NE(std::string(e.what()).find("did you mean gradient"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Checks, ForwardOnlySubjectsOweNoBackward) {
+  Declared forward_only;
+  forward_only.backward = false;
+  const auto play = reduce(2);
+  for (const char* check : {"gradient", "adjoint", "accumulate"})
+    EXPECT_FALSE(check_named(check).due(*play->e.contract, *play->e.line, forward_only)) << check;
+}
+
+TEST(Words, Ranks) {
+  EXPECT_EQ(judging::ranks_text(std::vector<int>{2}, 8), "rank 2");
+  EXPECT_EQ(judging::ranks_text(std::vector<int>{0, 1}, 8), "ranks 0, 1");
+  EXPECT_EQ(judging::ranks_text(std::vector<int>{0, 1, 2, 3, 5}, 8), "ranks 0-3, 5");
+  EXPECT_EQ(judging::ranks_text(std::vector<int>{0, 1, 2, 3}, 4), "every rank");
+}
+
+}  // namespace
+}  // namespace shardproof
