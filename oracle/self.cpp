@@ -16,7 +16,7 @@ namespace shardproof {
 SelfResult run_self(const Options& options, const Registry& registry, const std::vector<Due>& due) {
   const auto begin = std::chrono::steady_clock::now();
   SelfResult result;
-  for (const Planted& p : planted_faults()) {
+  for (const Planted& p : registry.planted()) {
     ++result.planted;
     const std::string wrong = p.plant();
     if (wrong.empty())

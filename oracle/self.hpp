@@ -10,12 +10,7 @@
 
 namespace shardproof {
 
-// Returns "" when the planted fault got the verdict that it deserves, else what went wrong.
-struct Planted {
-  std::string name;
-  std::function<std::string()> plant;
-};
-const std::vector<Planted>& planted_faults();  // suites/self/planted.cpp
+const std::vector<Planted>& planted_faults();  // suites/self/planted.cpp; all_families() registers them
 
 // Planted faults and the self-test of each transport that is due; run by every gate.
 SelfResult run_self(const Options&, const Registry&, const std::vector<Due>&);
