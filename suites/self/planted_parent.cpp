@@ -1,0 +1,218 @@
+// Faults of the parent's own business: records that are not what they say, a comparison that asks
+// nothing, a selection of nothing, a bound that is too wide.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "oracle/checks/judging.hpp"
+#include "oracle/report.hpp"
+#include "suites/self/planted.hpp"
+
+namespace shardproof::planted {
+namespace {
+
+const std::string small = "mapping_reduce tp=4 tokens=3 hidden=5";
+
+std::string missing(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words)
+    if (text.find(word) == std::string::npos)
+      return fmt::format("expected '{}', met: {}", word, text);
+  return "";
+}
+
+// --- records
+
+using Alter = std::function<std::vector<std::byte>(RankHost&, std::vector<std::byte>)>;
+
+// A run whose records are altered on their way is no judgement, and blames the harness.
+std::string refused(const Alter& alter, const std::vector<std::string>& words) {
+  const RankMain honest = rank_main(registry());
+  const RankMain main = [=](RankHost& host, std::span<const std::byte> job) {
+    return alter(host, honest(host, job));
+  };
+  const Children children;
+  try {
+    const Judged j = judge(line_of(small, ""), {"forward"}, main);
+    return fmt::format("expected no judgement, met forward {}", name(j.result.checks.at(0).verdict));
+  } catch (const Infrastructure& e) {
+    if (std::string wrong = missing(e.what(), words); !wrong.empty()) return wrong;
+  }
+  const std::string left = children.left();
+  return left.empty() ? "" : "processes are left behind: " + left;
+}
+
+std::vector<std::byte> signed_by(std::vector<std::byte> record, int rank, uint32_t case_offset) {
+  RankRecord r = parse_record(record).value();
+  r.rank = rank;
+  r.number += case_offset;
+  return serialize(r);
+}
+
+std::string truncated_record() {
+  return refused(
+      [](RankHost& host, std::vector<std::byte> record) {
+        if (host.rank == 2) record.resize(record.size() - 1);
+        return record;
+      },
+      {"rank 2", "not whole"});
+}
+
+std::string empty_record() {
+  return refused(
+      [](RankHost& host, std::vector<std::byte> record) {
+        if (host.rank == 3) record.clear();
+        return record;
+      },
+      {"rank 3", "not whole", "0 bytes"});
+}
+
+std::string record_with_more_behind_it() {
+  return refused(
+      [](RankHost& host, std::vector<std::byte> record) {
+        if (host.rank == 0) record.push_back({});
+        return record;
+      },
+      {"rank 0", "not whole"});
+}
+
+// Results of a sum are equal on all ranks: nothing but the signature tells the records apart.
+std::string record_of_another_rank() {
+  return refused(
+      [](RankHost& host, std::vector<std::byte> record) {
+        return host.rank == 1 ? signed_by(std::move(record), 2, 0) : record;
+      },
+      {"expected the record of rank 1", "met that of rank 2"});
+}
+
+std::string record_of_another_case() {
+  return refused(
+      [](RankHost& host, std::vector<std::byte> record) {
+        return host.rank == 3 ? signed_by(std::move(record), 3, 1) : record;
+      },
+      {"expected the record of rank 3 for case 1", "met that of rank 3 for case 2"});
+}
+
+std::string records_that_are_whole() {
+  const Judged j = judge(line_of(small, ""), {"forward"}, rank_main(registry()));
+  return differs(j, {"forward", Verdict::passed});
+}
+
+// --- comparisons
+
+// A repeat check whose second run is, by mistake, the first one.
+std::string buffer_with_itself() {
+  const Case line = line_of(small, "");
+  const Judged j = judge(line, {"repeat"});
+  const auto verdict = [&](const char* shot) {
+    const int at = j.evidence.find_shot(shot);
+    const auto a = judging::same_results(j.evidence, {at, 0, 0, 0});
+    return judging::conclude("repeat", a.compared, a.findings).verdict;
+  };
+  if (verdict("base") != Verdict::vacuous)
+    return fmt::format("expected vacuous, met {}", name(verdict("base")));
+  if (verdict("repeat") != Verdict::passed)
+    return fmt::format("two runs: expected passed, met {}", name(verdict("repeat")));
+  return "";
+}
+
+// --- selections
+
+std::string empty_selection() {
+  Options nothing;
+  nothing.patterns = {"mapping_copy tp=5"};
+  try {
+    return fmt::format("expected a refusal, met {} cases", plan_gate(nothing, registry()).size());
+  } catch (const BadInput& e) {
+    if (std::string wrong = missing(e.what(), {"selection is empty"}); !wrong.empty()) return wrong;
+  }
+  Report report;
+  report.complete = true;
+  const int code = exit_code(report);
+  return code == 3 ? "" : fmt::format("expected exit 3 of a run in which nothing ran, met {}", code);
+}
+
+// --- bounds
+
+// f32 sums of two: the allowed error is 3u of the magnitude and u of the sum, so at most 4u of a
+// sum without cancellation. The control is off by 24u there, six times as much; a healthy sum is
+// rounded once and off by u.
+void scaled_by_24u(Rank& rank, const View& in, const View& out) {
+  mapping::all_reduce(rank, in, out);
+  for (int64_t i = 0; i < out.elements(); ++i)
+    store(out.flat(i), out.dtype, load(out.flat(i), out.dtype) * (1 + 24 * 0x1p-24));
+}
+
+// The sum with `times` the magnitude that a bound is computed from: (3 times + 1) u in place of 4u.
+Registry with_bound(double times) {
+  Registry r;
+  Contract c = registry().contract("mapping_reduce");
+  c.family = "planted";
+  c.cases = [](const std::string&) { return std::vector<std::string>{}; };
+  c.illegal.clear();
+  c.forward = [compute = c.forward, times](const Case& line, std::span<const Whole> x,
+                                           std::vector<Gauge>* gauges) {
+    auto y = compute(line, x, gauges);
+    if (gauges)
+      for (double& m : gauges->at(0).magnitude) m *= times;
+    return y;
+  };
+  r.add(std::move(c));
+  r.add(registry().subject("mapping_reduce", ""));
+  Control off;
+  off.name = "off_by_24u";
+  off.contract = "mapping_reduce";
+  off.make = forward(scaled_by_24u);
+  off.declared.backward = false;
+  off.check = "forward";
+  off.imitates = "an error of six bounds";
+  off.witness = "mapping_reduce tp=2 dtype=f32 fill=normal";
+  r.add(std::move(off));
+  return r;
+}
+
+struct Silent final : Progress {
+  void begin(int64_t, int64_t) override {}
+  void done(const CaseResult&) override {}
+  void done(const ControlResult&) override {}
+  void tick() override {}
+};
+
+Report gate_of(const Registry& r) {
+  Options options;
+  options.transports = {"processes"};
+  Silent silent;
+  return run_gate(options, r, silent);
+}
+
+// The control of a right bound is caught; under a bound of 10 times as much it must escape, which
+// the table of the controls says and the exit code follows.
+std::string bound_ten_times_too_wide() {
+  const Registry right = with_bound(1), wide = with_bound(13);
+  const Report caught = gate_of(right), escaped = gate_of(wide);
+  if (caught.controls.size() != 1 || escaped.controls.size() != 1)
+    return fmt::format("expected one control each, met {} and {}", caught.controls.size(),
+                       escaped.controls.size());
+  if (caught.controls[0].outcome != ControlResult::caught || exit_code(caught) != 0)
+    return "right bound: expected caught and exit 0, met " + controls_table(caught);
+  if (escaped.controls[0].outcome != ControlResult::escaped || exit_code(escaped) != 3)
+    return "wide bound: expected escaped and exit 3, met " + controls_table(escaped);
+  return missing(controls_table(escaped), {"ESCAPED", "off_by_24u"});
+}
+
+}  // namespace
+
+std::vector<Planted> of_the_parent() {
+  return {
+      {"records_that_are_whole", records_that_are_whole},
+      {"truncated_record", truncated_record},
+      {"empty_record", empty_record},
+      {"record_with_more_behind_it", record_with_more_behind_it},
+      {"record_of_another_rank", record_of_another_rank},
+      {"record_of_another_case", record_of_another_case},
+      {"buffer_with_itself", buffer_with_itself},
+      {"empty_selection", empty_selection},
+      {"bound_ten_times_too_wide", bound_ten_times_too_wide},
+  };
+}
+
+}  // namespace shardproof::planted
