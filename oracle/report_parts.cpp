@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 namespace shardproof::telling {
 
@@ -73,12 +74,20 @@ std::string xml_text(const std::string& text) {
 
 std::string row(const std::string& label, const std::string& text, int width) {
   width = std::max(width, int(label.size()) + 1);
-  std::string line = fmt::format("{:<{}}", label, width);
-  for (char c : printable(text)) {
-    line += c;
-    if (c == '\n') line += std::string(size_t(width), ' ');
+  std::string lines = fmt::format("{:<{}}", label, width);
+  auto end_line = [&] { lines.erase(lines.find_last_not_of(' ') + 1); };
+  const std::string shown = printable(text);
+  const size_t end = shown.find_last_not_of(" \n") + 1;
+  for (char c : std::string_view(shown).substr(0, end)) {
+    if (c == '\n') {
+      end_line();
+      lines += '\n' + std::string(size_t(width), ' ');
+    } else {
+      lines += c;
+    }
   }
-  return line + '\n';
+  end_line();
+  return lines + '\n';
 }
 
 std::string join(const std::vector<std::string>& words, const char* separator) {
@@ -101,6 +110,7 @@ std::string ratio(double x) {
 }
 
 std::string seconds(double s) {
+  if (s < 0.0995) return fmt::format("{:.0f} ms", s * 1000);
   return s < 9.95 ? fmt::format("{:.1f} s", s) : fmt::format("{:.0f} s", s);
 }
 
@@ -175,6 +185,7 @@ std::vector<Family> families(const Report& report) {
 std::string margin(const Family& f) {
   if (f.counts.caught == 0) return "";
   if (!f.weakest) return "exact";
+  if (std::isinf(f.weakest->margin)) return "inf";  // healthy runs have no error at all
   return fmt::format("{} ({})", ratio(f.weakest->margin), f.weakest->name);
 }
 

@@ -542,6 +542,18 @@ TEST(ControlsTable, ShowsFailuresFirstAndSumsOperators) {
   EXPECT_FALSE(std::getline(table, none));
 }
 
+TEST(Words, RowsIndentWhatFollowsAndEndWithoutBlanks) {
+  EXPECT_EQ(telling::row("at", "first \n\nsecond\n"), "at         first\n\n           second\n");
+  EXPECT_EQ(telling::row("at", ""), "at\n");
+  EXPECT_EQ(telling::row("a long label", "x"), "a long label x\n");
+}
+
+TEST(Words, Seconds) {
+  EXPECT_EQ(telling::seconds(0.0123), "12 ms");
+  EXPECT_EQ(telling::seconds(9.8), "9.8 s");
+  EXPECT_EQ(telling::seconds(34.2), "34 s");
+}
+
 TEST(Words, RatiosAndRanks) {
   EXPECT_EQ(telling::ratio(0.31), "0.31");
   EXPECT_EQ(telling::ratio(0.999), "1.0");
