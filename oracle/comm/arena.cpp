@@ -70,8 +70,7 @@ Arena::Arena(int ranks_, double scale, bool lockstep_)
     : ranks(ranks_),
       deadline_scale(scale),
       lockstep(lockstep_),
-      spins(ranks_ <= cores() ? 4000 : 20),
-      yields(ranks_ > cores()) {
+      looks(ranks_ <= cores() ? 100 : 0) {  // beyond the cores a look costs a peer's time
   slot_stride_ = int64_t(sizeof(Slot)) + ranks * int64_t(sizeof(Fingerprint) + sizeof(Post));
   slot_stride_ = (slot_stride_ + 63) / 64 * 64;
   pages_ = whole_pages(sizeof(ArenaHead));

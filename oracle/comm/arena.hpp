@@ -98,8 +98,7 @@ class Arena {
   const int ranks;
   const double deadline_scale;
   const bool lockstep;
-  const int spins;    // looks at a slot before sleeping
-  const bool yields;  // ranks exceed the cores: look, then let others run
+  const int looks;  // at a slot before sleeping
 
   ArenaHead& head() const { return *reinterpret_cast<ArenaHead*>(base_); }
   RankPage& page(int rank) const;

@@ -44,8 +44,11 @@ std::string crash_text(int signal, const CrashPage& crash) {
 // The zombie still owns its process group: what the rank has started ends with it.
 bool reap_if_ended(RankProcess& p, int flags) {
   siginfo_t info = {};
-  if (waitid(P_PID, id_t(p.pid), &info, WEXITED | WNOWAIT | flags) != 0 || info.si_pid == 0)
-    return false;
+  int failed = 0;
+  do {
+    failed = waitid(P_PID, id_t(p.pid), &info, WEXITED | WNOWAIT | flags);
+  } while (failed && errno == EINTR);
+  if (!failed && info.si_pid == 0) return false;
   kill(-p.pid, SIGKILL);
   waitpid(p.pid, &p.status, 0);
   if (p.handle >= 0) close(p.handle);
@@ -54,9 +57,17 @@ bool reap_if_ended(RankProcess& p, int flags) {
   return true;
 }
 
+// A parent that was started with SIGCHLD ignored would never learn how its ranks end.
+void keep_wait_statuses() {
+  struct sigaction action = {};
+  sigaction(SIGCHLD, nullptr, &action);
+  if (action.sa_handler == SIG_IGN) std::signal(SIGCHLD, SIG_DFL);
+}
+
 }  // namespace
 
 RankProcess fork_ranks(int first_rank, int ranks, const std::function<void()>& body) {
+  keep_wait_statuses();
   std::fflush(nullptr);  // else the child prints the parent's buffers again
   const int parent = getpid();
   RankProcess process;
@@ -64,8 +75,10 @@ RankProcess fork_ranks(int first_rank, int ranks, const std::function<void()>& b
   process.ranks = ranks;
   process.pid = fork();
   if (process.pid == 0) {
-    become_rank_process(parent);
-    body();
+    [&]() noexcept {  // nothing may unwind into the parent's frames
+      become_rank_process(parent);
+      body();
+    }();
     std::fflush(nullptr);
     _exit(0);
   }
@@ -213,12 +226,11 @@ void ArenaWorld::give_up(int rank) {
   if (arena_->page(rank).life == lost) return;
   const RankProcess& gone = *process_of(rank);
   arena_->lock_by_force([&](int owner) { return gone.holds(owner); });
-  const std::string why = fmt::format("rank {} {}", rank, how_it_ended(rank));
+  arena_->release(Released::peer_lost, fmt::format("rank {} {}", rank, how_it_ended(rank)));
   for (int other = 0; other < spec_.ranks; ++other) {
     if (gone.holds(other)) arena_->mark_lost(other);
   }
   arena_->page(rank).life = lost;
-  arena_->release(Released::peer_lost, why);
   arena_->unlock();
 }
 
@@ -241,7 +253,6 @@ RankOutcome ArenaWorld::outcome(int rank, uint32_t number, End end) const {
   o.trace = snapshot(page.trace);
   const bool whole = page.finished.load(std::memory_order_acquire) == number;
   const bool died = p && p->reaped && !p->ended_by_us;
-  const int crash = page.crash.signal.load();
   if (whole) read_record(rank, o);
   if (!died || (whole && p->ranks > 1)) {
     if (whole) return o;
@@ -252,21 +263,30 @@ RankOutcome ArenaWorld::outcome(int rank, uint32_t number, End end) const {
                     place(o.trace));
     return o;
   }
+  tell_death(rank, *p, number, o);
+  return o;
+}
+
+// The rank's process died by itself.
+void ArenaWorld::tell_death(int rank, const RankProcess& p, uint32_t number, RankOutcome& o) const {
+  const RankPage& page = arena_->page(rank);
   o.trace.state = Trace::dead;
-  if (crash || WIFSIGNALED(p->status)) {
-    o.code = crash ? crash : WTERMSIG(p->status);
-    const bool by_another =
-        !crash && lost_rank(number) >= 0 && arena_->page(lost_rank(number)).crash.signal;
-    o.end = by_another ? RankOutcome::ended : RankOutcome::signalled;
-    o.text = by_another ? fmt::format("its process died by rank {}", lost_rank(number))
-                        : crash_text(o.code, page.crash);
-    return o;
+  const int crash = page.crash.signal.load(), culprit = lost_rank(number);
+  if (!crash && culprit != rank && p.holds(culprit) && arena_->page(culprit).crash.signal.load()) {
+    o.end = RankOutcome::ended;
+    o.text = fmt::format("its process died by rank {}", culprit);
+    return;
+  }
+  if (crash || WIFSIGNALED(p.status)) {
+    o.end = RankOutcome::signalled;
+    o.code = crash ? crash : WTERMSIG(p.status);
+    o.text = crash_text(o.code, page.crash);
+    return;
   }
   // Of several ranks in a process that exits, those that wait did not call exit.
-  o.code = WEXITSTATUS(p->status);
-  o.end = p->ranks > 1 && page.stood_waiting ? RankOutcome::ended : RankOutcome::exited;
+  o.end = p.ranks > 1 && page.stood_waiting ? RankOutcome::ended : RankOutcome::exited;
+  o.code = WEXITSTATUS(p.status);
   o.text = fmt::format("left its process with exit code {} {}", o.code, place(o.trace));
-  return o;
 }
 
 void ArenaWorld::read_record(int rank, RankOutcome& o) const {

@@ -54,6 +54,7 @@ class ArenaWorld : public World {
   std::string how_it_ended(int rank) const;
   const RankProcess* process_of(int rank) const;
   RankOutcome outcome(int rank, uint32_t number, End) const;
+  void tell_death(int rank, const RankProcess&, uint32_t number, RankOutcome&) const;
   void read_record(int rank, RankOutcome&) const;
 };
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "oracle/comm/standing.hpp"

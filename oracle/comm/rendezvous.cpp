@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -126,12 +127,35 @@ Ticket ArenaDoor::start(const Call& call, const View& in, const View& out, Strea
   page_.last_call_ns.store(monotonic_ns(), std::memory_order_relaxed);
   if (arena_.head().released.load(std::memory_order_acquire)) arena_.throw_released();
 
+  Pending p = pending(call, out);
   const bool sends =
       call.op != Op::barrier && (call.op != Op::broadcast || call.group->me == call.root_or_hop);
   const int64_t bytes = sends ? call.count * int64_t(size_of(call.dtype)) : 0;
   const int64_t offset = stage(call, in, bytes);
+  const uint32_t sequence = sequences_[size_t(p.group)]++;
+  p.slot = slot_for(p.group, sequence);
+  if (bytes > 0 || call.op == Op::all_to_all) {
+    const Slot& slot = arena_.slot(p.group, p.slot);
+    blocks_.back().slot = &slot;
+    blocks_.back().generation = slot.generation.load();
+  }
+  post(p, fingerprint(call, state_, sequence, out.elements()), offset, bytes);
+  pending_.push_back(std::move(p));
+  return last_ticket_;
+}
 
+// The call as wait will need it; refused when it could only wait for the caller itself.
+ArenaDoor::Pending ArenaDoor::pending(const Call& call, const View& out) {
   Pending p;
+  p.group = group_of(*call.group);
+  const auto in_flight = std::count_if(pending_.begin(), pending_.end(), [&](const Pending& other) {
+    return other.group == p.group;
+  });
+  if (in_flight == slots_of_group) {
+    refuse(call,
+           fmt::format("{} calls on group {}{} are in flight and that is the most: wait for one",
+                       in_flight, call.group->label, member_text(call.group->members)));
+  }
   p.ticket = ++last_ticket_;
   p.me = call.group->me;
   p.op = call.op;
@@ -141,24 +165,17 @@ Ticket ArenaDoor::start(const Call& call, const View& in, const View& out, Strea
   p.root_or_hop = call.root_or_hop;
   p.out = out;
   p.recv = call.recv;
-  auto known = groups_.find(call.group->members);
-  if (known == groups_.end()) {
-    Locked hold(arena_, state_.rank);
-    known = groups_.emplace(call.group->members, arena_.find_group(*call.group)).first;
-  }
-  p.group = known->second;
-  if (int(sequences_.size()) <= p.group) sequences_.resize(size_t(p.group) + 1, 0);
-  const uint32_t sequence = sequences_[size_t(p.group)]++;
-  const Fingerprint print = fingerprint(call, state_, sequence, out.elements());
-  p.slot = slot_for(p.group, sequence);
-  if (bytes > 0 || call.op == Op::all_to_all) {
-    const Slot& slot = arena_.slot(p.group, p.slot);
-    blocks_.back().slot = &slot;
-    blocks_.back().generation = slot.generation.load();
-  }
-  post(p, print, offset, bytes);
-  pending_.push_back(std::move(p));
-  return last_ticket_;
+  return p;
+}
+
+int ArenaDoor::group_of(const Group& group) {
+  const auto known = groups_.find(group.members);
+  if (known != groups_.end()) return known->second;
+  Locked hold(arena_, state_.rank);
+  const int index = arena_.find_group(group);
+  groups_.emplace(group.members, index);
+  if (int(sequences_.size()) <= index) sequences_.resize(size_t(index) + 1, 0);
+  return index;
 }
 
 void ArenaDoor::wait(Ticket ticket, Stream) {
@@ -323,16 +340,8 @@ bool ArenaDoor::met_at(int group, int slot, int member) const {
 bool ArenaDoor::met(const Pending& p) const { return met_at(p.group, p.slot, p.me); }
 
 void ArenaDoor::await(const Pending& p) {
-  for (int look = 0; look < arena_.spins; ++look) {
-    if (met(p)) return;
-    if (arena_.yields) {
-      sched_yield();
-    } else {
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
-    }
-  }
+  for (int look = 0; look < arena_.looks && !met(p); ++look) sched_yield();
+  if (met(p)) return;
   Slot& slot = arena_.slot(p.group, p.slot);
   {
     Locked hold(arena_, state_.rank);

@@ -40,6 +40,8 @@ class ArenaDoor : public Door {
   };
 
   void note(const Call&);
+  Pending pending(const Call&, const View& out);
+  int group_of(const Group&);
   int64_t allocate(int64_t bytes);
   int64_t stage(const Call&, const View& in, int64_t bytes);
   int slot_for(int group, uint32_t sequence);

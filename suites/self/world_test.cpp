@@ -18,6 +18,7 @@
 #include "oracle/case.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/interrupt.hpp"
 
 namespace shardproof {
 namespace {
@@ -210,6 +211,50 @@ TEST_P(Transports, CallsInFlightMayBeWaitedForInAnyOrder) {
     return std::string("right");
   });
   expect_all(outcomes, "right");
+}
+
+// One rank keeps 64 calls in flight while its peer dawdles: it sleeps until a slot is free.
+TEST_P(Transports, AWindowOfCallsWaitsForSlots) {
+  const auto outcomes = run(spec(GetParam(), 2), [](RankHost& host) {
+    const Group world = everyone(host);
+    constexpr int calls = 300, window = 64;
+    std::vector<std::vector<int64_t>> in(calls), out(calls, std::vector<int64_t>(1));
+    std::vector<Ticket> tickets;
+    for (int c = 0; c < calls + window; ++c) {
+      if (c >= window) host.door->wait(tickets[size_t(c - window)], nullptr);
+      if (host.rank == 1 && c % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      if (c >= calls) continue;
+      in[size_t(c)] = {c * 10 + host.rank};
+      tickets.push_back(
+          host.door->start(calling(Op::all_reduce, Reduce::sum, world, in[size_t(c)], c),
+                           view(in[size_t(c)]), view(out[size_t(c)]), nullptr));
+    }
+    for (int c = 0; c < calls; ++c) {
+      if (out[size_t(c)][0] != 20 * c + 1) return "wrong at call " + std::to_string(c);
+    }
+    return std::string("right");
+  });
+  expect_all(outcomes, "right");
+}
+
+TEST_P(Transports, MoreCallsInFlightThanSlotsAreRefused) {
+  const auto outcomes = run(spec(GetParam(), 2), [](RankHost& host) {
+    const Group world = everyone(host);
+    std::vector<double> in(1), out(1);
+    try {
+      for (int c = 0; c < 65; ++c) {
+        host.door->start(calling(Op::all_reduce, Reduce::sum, world, in, 8), view(in), view(out),
+                         nullptr);
+      }
+    } catch (const std::invalid_argument& e) {
+      return std::string(e.what());
+    }
+    return std::string("accepted");
+  });
+  expect_all(outcomes,
+             "all_reduce at subject.cpp:8: 64 calls on group world{0,1} are in flight and that is "
+             "the most: "
+             "wait for one");
 }
 
 TEST_P(Transports, ShiftsInBothDirectionsAtOnce) {
@@ -452,7 +497,7 @@ TEST_P(Misdeeds, OfAThreadAreNamedOnItsRank) {
   for (int rank : {0, 1, 3}) {
     const RankOutcome::End end = outcomes[size_t(rank)].end;
     if (m.end == RankOutcome::threw) {
-      EXPECT_EQ(end, RankOutcome::finished);
+      EXPECT_EQ(end, RankOutcome::finished) << "rank " << rank;
     } else {
       EXPECT_TRUE(end == RankOutcome::ended || (m.end == RankOutcome::exited && end == m.end));
     }
@@ -864,6 +909,43 @@ TEST(World, NobodyOutlivesTheParent) {
     EXPECT_FALSE(running(pids[rank])) << "rank " << rank;
   }
   munmap(pids, 4096);
+}
+
+// Ctrl-C while ranks hang: the job ends at once, nobody is blamed, nobody stays.
+TEST(World, AnInterruptEndsTheJob) {
+  const pid_t parent = fork();
+  if (parent == 0) {
+    catch_interrupts();
+    const auto outcomes = run(spec("processes", 2), [](RankHost& host) {
+      if (host.rank == 0) kill(getppid(), SIGINT);
+      while (for_ever) pause();
+      return std::string();
+    });
+    const bool ended =
+        outcomes[0].end == RankOutcome::ended && outcomes[1].end == RankOutcome::ended;
+    _exit(ended && waitpid(-1, nullptr, WNOHANG) == -1 ? 42 : 1);
+  }
+  int status = 0;
+  waitpid(parent, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
+TEST(World, TwoRanksThatEndDifferentlyAreBothNamed) {
+  const auto outcomes = run(spec("processes", 3), [](RankHost& host) {
+    barrier(*host.door, everyone(host));
+    if (host.rank == 0) _exit(3);
+    if (host.rank == 1) std::abort();
+    return released_or([&] {
+      barrier(*host.door, everyone(host));
+      return std::string();
+    });
+  });
+  EXPECT_EQ(outcomes[0].end, RankOutcome::exited);
+  EXPECT_EQ(outcomes[0].code, 3);
+  EXPECT_EQ(outcomes[1].end, RankOutcome::signalled);
+  EXPECT_EQ(outcomes[1].code, SIGABRT);
+  EXPECT_EQ(outcomes[2].end, RankOutcome::finished);
 }
 
 TEST(World, WhatARankStartedEndsWithIt) {
