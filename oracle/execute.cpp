@@ -190,7 +190,7 @@ class Execution {
       run_shot(job_.shots[i], record.shots[i]);
       if (record.shots[i].status != ShotRecord::ok) break;  // the ranks are no longer in step
     }
-    state_.phase = Phase::idle;
+    enter(Phase::idle);
     return record;
   }
 
@@ -269,7 +269,15 @@ class Execution {
     record.ledger = ledger_->take();
     record.active = fault_ && fault_->active();
     flights_.clear();
-    state_.phase = Phase::harness;
+    enter(Phase::harness);
+  }
+
+  // The trace says at once where the rank is, not only from its next call on.
+  void enter(Phase phase) {
+    state_.phase = phase;
+    if (!state_.trace || phase == Phase::harness || phase == Phase::idle) return;
+    state_.trace->phase = phase;
+    state_.trace->calls_in_phase = 0;
   }
 
   static void stop(ShotRecord& record, ShotRecord::Status status, std::string text) {
@@ -286,6 +294,17 @@ class Execution {
     return last;
   }
 
+  // The trace follows, so that a rank that makes no call in a phase is still seen there.
+  void enter(Phase phase) {
+    state_.phase = phase;
+    Trace* t = state_.trace;
+    if (!t || (t->phase == phase && t->shot == state_.shot && t->case_number == state_.case_number)) return;
+    t->phase = phase;
+    t->shot = state_.shot;
+    t->case_number = state_.case_number;
+    t->calls_in_phase = 0;
+  }
+
   void forward(const Shot& shot, int feed, int step, ShotRecord& record) {
     Flight& f = flights_[feed];
     f = Flight{};
@@ -295,9 +314,9 @@ class Execution {
     if (!initialised_) initialise(f);
     for (const Buffer& b : f.inputs) f.snapshots.push_back(b.snapshot());
     const auto in = views(f.inputs), out = views(f.outputs);
-    state_.phase = Phase::forward;
+    enter(Phase::forward);
     f.saved = kernel_->forward(*rank_, in, out);
-    state_.phase = Phase::harness;
+    enter(Phase::harness);
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < outputs_.size(); ++i) check_result(f.outputs[i], outputs_[i].operand.name, record);
     check_workspaces(record);
@@ -310,7 +329,7 @@ class Execution {
     std::vector<View> parameters;
     for (size_t i = 0; i < inputs_.size(); ++i)
       if (inputs_[i].operand.role == Operand::parameter) parameters.push_back(f.inputs[i].view());
-    state_.phase = Phase::init;
+    enter(Phase::init);
     kernel_->init(*rank_, parameters);
   }
 
@@ -334,13 +353,13 @@ class Execution {
       out[i] = gradients[i].view();
     }
     const auto in = views(cotangents);
-    state_.phase = Phase::backward;
+    enter(Phase::backward);
     kernel_->backward(*rank_, *f.saved, in, out);
     if (last) {
-      state_.phase = Phase::finish;
+      enter(Phase::finish);
       kernel_->finish(*rank_, *f.saved, out);
     }
-    state_.phase = Phase::harness;
+    enter(Phase::harness);
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name, record);
     for (size_t i = 0; i < gradients_.size(); ++i) {
