@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "oracle/comm/faults.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
@@ -397,7 +398,11 @@ std::vector<Site> sites_of(const Judged& healthy) {
   return sites;
 }
 
-bool applies(const FaultOperator& op, const Site& s, bool rounding) {
+// Another group of the size of the call's, or the world in its place: only a mesh of two axes has one.
+bool needs_grid(const FaultOperator& op) { return op.kind == "wrong_group" || op.kind == "world_group"; }
+
+bool applies(const FaultOperator& op, const Site& s, bool rounding, int world) {
+  if (needs_grid(op) && s.p == world) return false;
   if (std::find(op.ops.begin(), op.ops.end(), s.call.op) == op.ops.end()) return false;
   if (!op.any_reduce && std::find(op.reduces.begin(), op.reduces.end(), s.call.reduce) == op.reduces.end()) return false;
   if (s.p < op.smallest_p) return false;
@@ -406,7 +411,8 @@ bool applies(const FaultOperator& op, const Site& s, bool rounding) {
   return !(rounding && op.name == "bit_weight1");
 }
 
-// The named check of an operator at a site, from where the result differs.
+// The named check of an operator at a site, from where the result differs. The adjoint's basis vectors
+// survive bf16 on the wire, and a single flipped bit may hide from its dots: there it is not asked.
 Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank, bool outputs_differ, bool gradients_differ, bool linear) {
   Expectation e;
   if (op.name == "own_order") return {{"replica"}, {}, false};
@@ -417,7 +423,7 @@ Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank
   if (outputs_differ) e.checks.push_back("forward");
   const bool backward = site.phase == Phase::backward || site.phase == Phase::finish;
   if (gradients_differ && (backward || !outputs_differ)) e.checks.push_back("gradient");
-  if (backward && gradients_differ && linear && op.kind != "bit" && !op.call) e.checks.push_back("adjoint");
+  if (backward && gradients_differ && linear && op.kind != "bit" && op.kind != "bf16_wire" && !op.call) e.checks.push_back("adjoint");
   return e;
 }
 
@@ -434,23 +440,28 @@ class Gate {
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
     report_.self = run_self(options_, registry_, due);
     for (const Due& d : due) {
-      if (options_.fail_fast && stop_) break;
+      if (ends_early()) break;
       if (d.what == Due::healthy)
         healthy(d);
       else
         control(d);
       progress_.tick();
     }
-    if (options_.controls && options_.failed.empty() && !(options_.fail_fast && stop_)) operators(due);
-    rerun_failures();
+    if (options_.controls && options_.failed.empty() && !ends_early()) {
+      operators(due);
+      operators_without_catch();
+    }
+    if (!interrupted()) rerun_failures();
     close_lanes(due);
-    compare_with_manifest(due);
+    if (!ends_early()) compare_with_manifest(due);
     report_.wall_seconds = now() - begin;
-    report_.complete = !(options_.fail_fast && stop_);
+    report_.complete = !ends_early();
     return std::move(report_);
   }
 
  private:
+  bool ends_early() const { return interrupted() || (options_.fail_fast && stop_); }
+
   static int64_t count(const std::vector<Due>& due, Due::What what) {
     return std::count_if(due.begin(), due.end(), [&](const Due& d) { return d.what == what; });
   }
@@ -564,7 +575,7 @@ class Gate {
       if (std::find(contracts.begin(), contracts.end(), t) == contracts.end()) contracts.push_back(t);
     }
     for (const auto& [contract, transport, subject] : contracts) {
-      if (options_.fail_fast && stop_) return;
+      if (ends_early()) return;
       if (!reason_unavailable(transport, "host").empty()) continue;
       const bool each_site = options_.tier != "smoke" && transport == "processes";
       operators(registry_.contract(contract), transport, subject, each_site);
@@ -599,9 +610,10 @@ class Gate {
       for (const Site& site : sites_of(healthy)) {
         // Exact data show everything but rounding; on rounding data only what needs it is run again,
         // unless the family has no exact data.
-        if (!applies(op, site, rounding) || (rounding && c.linear && !op.needs_rounding)) continue;
+        if (!applies(op, site, rounding, line.world()) || (rounding && c.linear && !op.needs_rounding)) continue;
         for (const bool one_rank : {false, true}) {
           if (one_rank && (!op.call || site.p < 2)) continue;
+          if (ends_early()) return;
           const std::string kind = op.kind + (one_rank ? "@rank" : "");
           if (!each_site && caught_kinds.contains(kind)) continue;
           if (operator_run(c, line, op, site, one_rank, healthy, checks, lane) == ControlResult::caught) caught_kinds.insert(kind);
@@ -638,6 +650,26 @@ class Gate {
     return out.outcome;
   }
 
+  // An operator that found sites in a family and was caught at none of them is one that nobody would
+  // notice there. Asked of whole families only: a narrowed selection may hold its equivalent sites.
+  void operators_without_catch() {
+    if (options_.tier == "smoke" || !options_.ranks.empty() || !options_.dtypes.empty() || !options_.checks.empty()) return;
+    for (const std::string& p : options_.patterns)
+      if (!contains(registry_.families(), p)) return;
+    std::map<std::pair<std::string, std::string>, const ControlResult*> uncaught;  // family, operator
+    for (const ControlResult& c : report_.controls)
+      if (!c.kind.empty()) uncaught.try_emplace({c.family, c.name}, &c);
+    for (const ControlResult& c : report_.controls)
+      if (!c.kind.empty() && c.outcome != ControlResult::equivalent) uncaught.erase({c.family, c.name});
+    std::vector<ControlResult> unseen;
+    for (const auto& [key, example] : uncaught) {
+      unseen.push_back(*example);
+      unseen.back().outcome = ControlResult::escaped;
+      unseen.back().reason = "caught at no site of the family " + key.first;
+    }
+    for (ControlResult& c : unseen) keep(std::move(c));
+  }
+
   // The first ten failing cases, hung ones excepted, again in a fresh world, only to call them steady.
   void rerun_failures() {
     int left = 10;
@@ -661,7 +693,7 @@ class Gate {
   void close_lanes(const std::vector<Due>& due) {
     std::vector<std::string> names;
     for (const Due& d : due)
-      if (!contains(names, d.lane)) names.push_back(d.lane);
+      if (d.what == Due::healthy && !contains(names, d.lane)) names.push_back(d.lane);
     for (const std::string& lane : names) {
       Lane l{lane, false, "no case of it ran"};
       for (const CaseResult& r : report_.cases) {
@@ -679,7 +711,6 @@ class Gate {
 
   // What was due and left no trace is untested, never passed.
   void compare_with_manifest(const std::vector<Due>& due) {
-    if (options_.fail_fast && stop_) return;
     std::set<std::string> ran;
     for (const CaseResult& r : report_.cases) ran.insert(r.canonical);
     for (const Due& d : due) {
