@@ -275,9 +275,13 @@ class Execution {
   // The trace says at once where the rank is, not only from its next call on.
   void enter(Phase phase) {
     state_.phase = phase;
-    if (!state_.trace || phase == Phase::harness || phase == Phase::idle) return;
-    state_.trace->phase = phase;
-    state_.trace->calls_in_phase = 0;
+    Trace* t = state_.trace;
+    if (!t || phase == Phase::harness || phase == Phase::idle) return;
+    if (t->phase == phase && t->shot == state_.shot && t->case_number == state_.case_number) return;
+    t->phase = phase;
+    t->shot = state_.shot;
+    t->case_number = state_.case_number;
+    t->calls_in_phase = 0;
   }
 
   static void stop(ShotRecord& record, ShotRecord::Status status, std::string text) {
@@ -292,17 +296,6 @@ class Execution {
     for (int step = 0; words >> word; ++step)
       if (word[0] == 'B') last[std::stoi(word.substr(1))] = step;
     return last;
-  }
-
-  // The trace follows, so that a rank that makes no call in a phase is still seen there.
-  void enter(Phase phase) {
-    state_.phase = phase;
-    Trace* t = state_.trace;
-    if (!t || (t->phase == phase && t->shot == state_.shot && t->case_number == state_.case_number)) return;
-    t->phase = phase;
-    t->shot = state_.shot;
-    t->case_number = state_.case_number;
-    t->calls_in_phase = 0;
   }
 
   void forward(const Shot& shot, int feed, int step, ShotRecord& record) {
