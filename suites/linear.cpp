@@ -327,7 +327,7 @@ std::vector<std::string> column_cases(const std::string& tier) {
        crossed({"linear_column tp=4 strides=transposed"},
                {"", "sp=on", "gather_output=on", "seq=24 batch=2 sp=on", "whole_weight=on"})});
   if (tier != "nightly") return ci;
-  return together({ci, crossed(crossed(ranks, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
+  return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
                    crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
                                     "linear_column tp=8 out=240 in=130"},
                                    {"tokens=240", "tokens=240 sp=on"}),
@@ -444,7 +444,7 @@ std::vector<std::string> row_cases(const std::string& tier) {
        crossed({"linear_row tp=4 strides=transposed"},
                {"", "sp=on", "input_is_parallel=off", "seq=24 batch=2 sp=on"})});
   if (tier != "nightly") return ci;
-  return together({ci, crossed(crossed(ranks, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
+  return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
                    crossed(crossed({"linear_row tp=5 in=50", "linear_row tp=6",
                                     "linear_row tp=8 in=240 out=130"},
                                    {"tokens=240", "tokens=240 sp=on"}),
