@@ -99,6 +99,5 @@ struct Control {
   std::string makes_visible = "";
   Declared declared = {};
 };
-};
 
 }  // namespace shardproof
