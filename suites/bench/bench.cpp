@@ -1,0 +1,223 @@
+// What the judge costs, measured here and now. Ratios name both of their sides and are taken in one
+// run, so that they hold on a noisy machine. `scripts/bench --json FILE` writes
+//   {"rows": [{"name", "transport", "ranks", "value", "unit", "against"}]}
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "oracle/comm/communicator.hpp"
+#include "oracle/comm/ledger.hpp"
+#include "oracle/comm/mpi.hpp"
+#include "oracle/gate.hpp"
+#include "oracle/run.hpp"
+#include "reference/linear.hpp"
+
+extern char** environ;
+
+namespace shardproof {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+struct Row {
+  std::string name, transport;
+  int ranks;
+  double value;
+  std::string unit, against;
+};
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+// On a rank: all-reduces of 8 doubles as a gate runs them, through ledger and lockstep. The job holds
+// the number of calls; the record the seconds that they took.
+std::vector<std::byte> all_reduce_rank(RankHost& host, std::span<const std::byte> job) {
+  int calls = 0;
+  std::memcpy(&calls, job.data(), sizeof calls);
+  host.state->rank = host.rank;
+  host.state->size = host.size;
+  host.state->phase = Phase::forward;
+  host.state->trace = host.trace;
+  LedgerDoor ledger(*host.state, *host.door);
+  Group all;
+  for (int r = 0; r < host.size; ++r) all.members.push_back(r);
+  all.me = host.rank;
+  all.label = "world";
+  all.id = group_id(all.members);
+  Communicator world(all, ledger);
+  std::vector<double> in(8, host.rank + 1.0), out(8);
+  const View x = view_of(reinterpret_cast<std::byte*>(in.data()), DType::f64, {8});
+  const View y = view_of(reinterpret_cast<std::byte*>(out.data()), DType::f64, {8});
+  for (int i = 0; i < 20; ++i) world.all_reduce(x, y);
+  const auto begin = Clock::now();
+  for (int i = 0; i < calls; ++i) world.all_reduce(x, y);
+  const double seconds = seconds_since(begin);
+  if (out[0] != host.size * (host.size + 1) / 2.0) throw Infrastructure("the all-reduce that is timed gave a wrong sum");
+  std::vector<std::byte> record(sizeof seconds);
+  std::memcpy(record.data(), &seconds, sizeof seconds);
+  return record;
+}
+
+// Microseconds a call: the median of five runs in one world.
+double all_reduce_8_doubles(const std::string& transport, int ranks, const std::string& program) {
+  WorldSpec spec;
+  spec.transport = transport;
+  spec.ranks = ranks;
+  spec.program = program;
+  const auto world = start_world(spec, all_reduce_rank);
+  const int calls = transport == "mpi" && ranks > 2 ? 200 : 2000;
+  std::vector<double> runs;
+  for (int i = 0; i < 5; ++i) {
+    const auto outcomes = world->run(std::as_bytes(std::span(&calls, 1)), 1, case_deadline_seconds);
+    if (outcomes[0].end != RankOutcome::finished || outcomes[0].record.size() != sizeof(double))
+      throw Infrastructure(fmt::format("all_reduce_8_doubles did not finish on {} with {} ranks: {}", transport, ranks, outcomes[0].text));
+    double seconds;
+    std::memcpy(&seconds, outcomes[0].record.data(), sizeof seconds);
+    runs.push_back(seconds / calls * 1e6);
+  }
+  return median(runs);
+}
+
+struct Quiet : Progress {
+  void begin(int64_t, int64_t) override {}
+  void done(const CaseResult&) override {}
+  void done(const ControlResult&) override {}
+  void tick() override {}
+};
+
+// Checks a second of the smoke tier's cases at 4 ranks: from line to verdict, worlds included.
+double checks_per_second(const Registry& registry, const std::string& program, bool adjoint) {
+  Options options;
+  options.tier = "smoke";
+  options.ranks = {4};
+  options.program = program;
+  options.controls = false;
+  for (const Check& c : all_checks())
+    if ((c.name == "adjoint") == adjoint) options.checks.push_back(c.name);
+  Quiet quiet;
+  std::vector<double> runs;
+  for (int i = 0; i < 3; ++i) {
+    Runner runner(options, registry);
+    const auto due = plan_gate(options, registry);
+    int64_t checks = 0;
+    const auto begin = Clock::now();
+    for (const Due& d : due) checks += int64_t(runner.run(d.line, d.checks, d.lane).result.checks.size());
+    runs.push_back(double(checks) / seconds_since(begin));
+  }
+  return median(runs);
+}
+
+// Milliseconds of a whole process.
+double process_ms(const std::vector<std::string>& words, int repeats) {
+  std::vector<double> runs;
+  for (int i = 0; i < repeats; ++i) {
+    std::vector<char*> argv;
+    for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t quiet;
+    posix_spawn_file_actions_init(&quiet);
+    posix_spawn_file_actions_addopen(&quiet, 1, "/dev/null", 1 /* O_WRONLY */, 0);
+    posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", 1, 0);
+    pid_t pid;
+    const auto begin = Clock::now();
+    if (posix_spawn(&pid, argv[0], &quiet, nullptr, argv.data(), environ) != 0) throw Infrastructure("cannot start " + words[0]);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    runs.push_back(seconds_since(begin) * 1e3);
+    posix_spawn_file_actions_destroy(&quiet);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) throw Infrastructure(fmt::format("{} did not pass while it was timed", fmt::join(words, " ")));
+  }
+  return median(runs);
+}
+
+// The reference's linear against plain Eigen's product of the same extents, in turns.
+double reference_linear_over_eigen(int64_t n) {
+  std::vector<double> x(size_t(n * n)), w(size_t(n * n)), b(size_t(n), 0.5);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = double(i % 7) - 3, w[i] = double(i % 5) - 2;
+  using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  std::vector<double> ratios;
+  for (int i = 0; i < 5; ++i) {
+    auto begin = Clock::now();
+    const auto y = reference::linear({n, n, n}, x, w, b);
+    const double ours = seconds_since(begin);
+    const Eigen::Map<const Matrix> a(x.data(), n, n), c(w.data(), n, n);
+    begin = Clock::now();
+    const Matrix plain = a * c.transpose();
+    const double eigens = seconds_since(begin);
+    if (plain(0, 0) + 0.5 != y[0]) throw Infrastructure("the products that are timed differ");
+    ratios.push_back(eigens / ours);
+  }
+  return median(ratios);
+}
+
+std::vector<Row> measure(const Registry& registry, const std::string& program, const std::string& command) {
+  std::vector<Row> rows;
+  std::vector<std::string> transports{"processes", "threads"};
+  if (mpi_missing().empty()) transports.push_back("mpi");
+  for (const std::string& transport : transports)
+    for (int ranks : {2, 4, 8})
+      rows.push_back({"all_reduce_8_doubles", transport, ranks, all_reduce_8_doubles(transport, ranks, program), "us", "with ledger and lockstep"});
+  rows.push_back({"checks_per_second", "processes", 4, checks_per_second(registry, program, false), "1/s", "smoke tier, exhaustive adjoint apart"});
+  rows.push_back({"adjoint_checks_per_second", "processes", 4, checks_per_second(registry, program, true), "1/s", "smoke tier, adjoint alone"});
+  rows.push_back({"start_up", "none", 1, process_ms({command, "list", "--table"}, 9), "ms", "whole process of `shardproof list --table`"});
+  rows.push_back({"smoke_tier", "processes", 4, process_ms({command, "gate", "--tier", "smoke", "mapping"}, 1) / 1e3, "s", "whole process, family mapping"});
+  rows.push_back({"reference_linear_1024", "none", 1, reference_linear_over_eigen(1024), "ratio", "plain Eigen double GEMM / reference::linear, one run"});
+  return rows;
+}
+
+void print(const std::vector<Row>& rows) {
+  std::printf("%-28s %-10s %5s %12s  %-6s %s\n", "name", "transport", "ranks", "value", "unit", "against");
+  for (const Row& r : rows) std::printf("%-28s %-10s %5d %12.4g  %-6s %s\n", r.name.c_str(), r.transport.c_str(), r.ranks, r.value, r.unit.c_str(), r.against.c_str());
+}
+
+void write(const std::vector<Row>& rows, const std::string& file) {
+  nlohmann::ordered_json out;
+  out["rows"] = nlohmann::ordered_json::array();
+  for (const Row& r : rows)
+    out["rows"].push_back({{"name", r.name}, {"transport", r.transport}, {"ranks", r.ranks}, {"value", r.value}, {"unit", r.unit}, {"against", r.against}});
+  std::ofstream stream(file);
+  stream << out.dump(1) << '\n';
+  if (!stream.flush()) throw Infrastructure("cannot write " + file);
+}
+
+}  // namespace
+}  // namespace shardproof
+
+int main(int argc, char** argv) try {
+  using namespace shardproof;
+  if (argc > 1 && !std::strcmp(argv[1], "--worker")) return mpi_worker(argc, argv, all_reduce_rank);
+  std::string file;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--json" && i + 1 < argc) {
+      file = argv[++i];
+    } else {
+      std::fprintf(stderr, "shardproof_bench: expected [--json FILE], met '%s'\n", argv[i]);
+      return 2;
+    }
+  }
+  if (!file.empty() && !std::ofstream(file, std::ios::app)) {
+    std::fprintf(stderr, "shardproof_bench: --json: cannot write to '%s'; name a file in a folder that exists\n", file.c_str());
+    return 2;
+  }
+  const auto command = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "shardproof";
+  const auto rows = measure(all_families(), argv[0], command.string());
+  print(rows);
+  if (!file.empty()) write(rows, file);
+  return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "shardproof_bench: %s\n", e.what());
+  return 3;
+}
