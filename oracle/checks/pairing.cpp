@@ -14,7 +14,13 @@ namespace {
 
 using judging::result_layout;
 
-bool small_integer(double v) { return v == std::nearbyint(v) && std::abs(v) <= 0x1p50; }
+// v in units of 2^-16, where it is a whole number of them.
+bool in_units(double v, int64_t& units) {
+  const double scaled = v * 0x1p16;
+  if (!(std::abs(scaled) <= 0x1p50) || scaled != std::nearbyint(scaled)) return false;
+  units = static_cast<int64_t>(scaled);
+  return true;
+}
 
 // Ranks whose errors count: of a P group the first, since a bound there is of the sum.
 bool leads(const Layout& layout, const Mesh& mesh, int rank) {
@@ -70,24 +76,26 @@ void Dot::add(double a, double b, int64_t times) {
   ++products_;
   rounded_ += static_cast<long double>(a) * b * times;
   magnitude_ += std::abs(static_cast<long double>(a) * b * times);
-  integer_ = integer_ && small_integer(a) && small_integer(b) && products_ < (int64_t(1) << 20);
-  if (integer_)
-    exact_ += static_cast<__int128>(static_cast<int64_t>(a)) * static_cast<int64_t>(b) * times;
+  int64_t x = 0, y = 0;
+  is_exact_ = is_exact_ && in_units(a, x) && in_units(b, y) && products_ < (int64_t(1) << 20);
+  if (is_exact_) exact_ += static_cast<__int128>(x) * y * times;
 }
 
 long double Dot::error() const {
-  return integer_ ? 0 : (long double)products_ * 0x1p-63L * magnitude_;
+  return is_exact_ ? 0 : static_cast<long double>(products_) * 0x1p-63L * magnitude_;
 }
 
 bool Dot::equals(const Dot& other) const {
-  return integer_ && other.integer_ ? exact_ == other.exact_ : value() == other.value();
+  return is_exact_ && other.is_exact_ ? exact_ == other.exact_ : value() == other.value();
 }
+
+long double Pairing::error() const { return std::abs(lhs.value() - rhs.value()); }
+long double Pairing::tolerance() const { return allowed + lhs.error() + rhs.error(); }
 
 bool Pairing::equal() const {
   if (!complete) return false;
   if (lhs.equals(rhs)) return true;
-  return allowed > 0 && std::isfinite(allowed) &&
-         std::abs(lhs.value() - rhs.value()) <= allowed + lhs.error() + rhs.error();
+  return std::isfinite(tolerance()) && error() <= tolerance();
 }
 
 double Pairing::ratio() const {

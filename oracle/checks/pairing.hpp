@@ -7,20 +7,22 @@
 
 namespace shardproof {
 
-// A sum of products. Exact while every factor is an integer of at most 2^50 and there are fewer
-// than 2^20 products (2^120, times the ranks of a world, fits 127 bits); else in long double.
+// A sum of products. Exact while every factor is a multiple of 2^-16 of at most 2^34 and there are
+// fewer than 2^20 products (2^120 units of 2^-32, times the ranks of a world, fits 127 bits); else
+// in long double. Multiples of 2^-16: integers, scaled by fractions such as 1/2.
 class Dot {
  public:
   void add(double a, double b, int64_t times);
-  bool is_integer() const { return integer_; }
-  long double value() const { return integer_ ? static_cast<long double>(exact_) : rounded_; }
-  // What summing may have rounded: 0 for integers, else n 2^-63 sum |products|.
+  long double value() const {
+    return is_exact_ ? static_cast<long double>(exact_) * 0x1p-32L : rounded_;
+  }
+  // What summing may have rounded: 0 where it is exact, else n 2^-63 sum |products|.
   long double error() const;
   bool equals(const Dot&) const;  // false where either side is NaN
 
  private:
-  bool integer_ = true;
-  __int128 exact_ = 0;
+  bool is_exact_ = true;
+  __int128 exact_ = 0;  // units of 2^-32
   long double rounded_ = 0, magnitude_ = 0;
   int64_t products_ = 0;
 };
@@ -28,9 +30,11 @@ class Dot {
 // Both sides are scaled by the number of ranks of the world, so that the weight 1/p of a type I is
 // a whole number and a pairing of integers stays exact.
 struct Pairing {
-  Dot lhs, rhs;             // <A x, y> over all outputs; <x, B y> of one input
-  long double allowed = 0;  // of |lhs - rhs|, scaled alike; 0 on exact data
-  bool complete = false;    // every result was there
+  Dot lhs, rhs;                   // <A x, y> over all outputs; <x, B y> of one input
+  long double allowed = 0;        // of |lhs - rhs|, scaled alike; 0 on exact data
+  bool complete = false;          // every result was there
+  long double error() const;      // |lhs - rhs|
+  long double tolerance() const;  // allowed, and what the judge's own sums may round
   bool equal() const;
   double ratio() const;  // rhs/lhs; 1 for 0/0, infinite for a/0
 };
