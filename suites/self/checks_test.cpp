@@ -700,6 +700,10 @@ TEST(Replica, OwnOrderOfSummationNeedsRoundingAndThreeRanks) {
     const CheckResult r = play.judge("replica");
     EXPECT_EQ(r.verdict, ranks == 2 ? Verdict::passed : Verdict::failed) << ranks;
     EXPECT_EQ(play.judge_again("forward").verdict, Verdict::passed);
+    Play on_normal(contract({9, 7}, on_tp(P()), on_tp(I())),
+                   "fill=normal tp=" + std::to_string(ranks), own_order, same());
+    for (const char* silent : {"forward", "gradient", "adjoint", "repeat"})
+      EXPECT_EQ(on_normal.judge(silent).verdict, Verdict::passed) << silent;
     if (ranks > 2) {
       EXPECT_NE(r.findings[0].message.find("replica:normal"), std::string::npos);
     }
