@@ -145,13 +145,16 @@ void become_rank_process(int parent) {
 }
 
 void report_crashes(const Arena& arena, int rank) {
+  own_crash_page = &arena.page(rank).crash;
+  stack_t alternate = {};
+  sigaltstack(nullptr, &alternate);
+  if (!(alternate.ss_flags & SS_DISABLE)) return;  // a sanitizer's, which it frees itself
   constexpr size_t stack_bytes = 64 << 10;
   static thread_local std::vector<std::byte> stack(stack_bytes);
-  stack_t alternate = {};
+  alternate = {};
   alternate.ss_sp = stack.data();
   alternate.ss_size = stack_bytes;
   sigaltstack(&alternate, nullptr);
-  own_crash_page = &arena.page(rank).crash;
 }
 
 }  // namespace shardproof
