@@ -1,0 +1,298 @@
+// Row by row: the scores of one query and one head on the keys that it sees, then sums over them.
+#include "reference/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace shardproof::reference {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+void require(size_t met, int64_t expected, const char* name) {
+  if (int64_t(met) != expected)
+    throw std::invalid_argument(std::string("reference attention: expected ") + name + " of " +
+                                std::to_string(expected) + " elements, met " + std::to_string(met));
+}
+
+void require_shapes(const Attention& a, In q, In k, In v) {
+  if (a.kv_heads < 1 || a.heads % a.kv_heads != 0)
+    throw std::invalid_argument("reference attention: expected heads divisible by kv_heads, met " +
+                                std::to_string(a.heads) + " and " + std::to_string(a.kv_heads));
+  const auto queries = int64_t(a.queries.size()), keys = int64_t(a.keys.size());
+  require(q.size(), queries * a.heads * a.key_dim, "q");
+  require(k.size(), keys * a.kv_heads * a.key_dim, "k");
+  require(v.size(), keys * a.kv_heads * a.value_dim, "v");
+}
+
+double dot(In a, In b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+double dot_of_sizes(In a, In b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] * b[i]);
+  return sum;
+}
+
+// Where the vectors of a token and head lie.
+struct Rows {
+  const Attention& a;
+  size_t group(int64_t head) const { return size_t(head / (a.heads / a.kv_heads)); }
+  size_t query(size_t i, int64_t head) const { return i * size_t(a.heads) + size_t(head); }
+  size_t key(size_t j, int64_t head) const { return j * size_t(a.kv_heads) + group(head); }
+  size_t dk() const { return size_t(a.key_dim); }
+  size_t dv() const { return size_t(a.value_dim); }
+  In q(In all, size_t i, int64_t h) const { return all.subspan(query(i, h) * dk(), dk()); }
+  In k(In all, size_t j, int64_t h) const { return all.subspan(key(j, h) * dk(), dk()); }
+  In v(In all, size_t j, int64_t h) const { return all.subspan(key(j, h) * dv(), dv()); }
+  In o(In all, size_t i, int64_t h) const { return all.subspan(query(i, h) * dv(), dv()); }
+};
+
+// One row of the softmax: the keys that a query sees, in order, with scores and probabilities.
+struct Row {
+  std::vector<size_t> keys;
+  Values raw, score, p;  // scale q k, the same after the cap, exp(score - lse)
+  double lse = -infinity, greatest = -infinity;
+};
+
+std::vector<std::vector<size_t>> seen_keys(const Attention& a) {
+  std::vector<std::vector<size_t>> seen(a.queries.size());
+  for (size_t i = 0; i < seen.size(); ++i)
+    for (size_t j = 0; j < a.keys.size(); ++j)
+      if (visible(a.mask, a.queries[i], a.keys[j])) seen[i].push_back(j);
+  return seen;
+}
+
+Row softmax(const Attention& a, const std::vector<size_t>& keys, In q, In k, size_t i, int64_t h) {
+  const Rows rows{a};
+  Row r;
+  r.keys = keys;
+  for (size_t j : keys) {
+    r.raw.push_back(a.scale * dot(rows.q(q, i, h), rows.k(k, j, h)));
+    r.score.push_back(a.softcap > 0 ? a.softcap * std::tanh(r.raw.back() / a.softcap)
+                                    : r.raw.back());
+    r.greatest = std::max(r.greatest, r.score.back());
+  }
+  if (keys.empty()) return r;
+  double sum = 0;
+  for (double s : r.score) sum += std::exp(s - r.greatest);
+  r.lse = r.greatest + std::log(sum);
+  for (double s : r.score) r.p.push_back(std::exp(s - r.greatest) / sum);
+  return r;
+}
+
+void weighted(const Rows& rows, const Row& r, In v, int64_t h, double* o) {
+  for (size_t n = 0; n < r.keys.size(); ++n) {
+    const In value = rows.v(v, r.keys[n], h);
+    for (size_t d = 0; d < value.size(); ++d) o[d] += r.p[n] * value[d];
+  }
+}
+
+// Calls visit(i, h, row) for every query and head.
+template <class Visit>
+void each_row(const Attention& a, In q, In k, const Visit& visit) {
+  const auto seen = seen_keys(a);
+  for (size_t i = 0; i < seen.size(); ++i)
+    for (int64_t h = 0; h < a.heads; ++h) visit(i, h, softmax(a, seen[i], q, k, i, h));
+}
+
+}  // namespace
+
+bool visible(const AttentionMask& mask, const Label& query, const Label& key) {
+  if (query.sequence < 0 || query.sequence != key.sequence) return false;
+  const int64_t ahead = key.position - query.position;
+  if (mask.causal && ahead > 0) return false;
+  return (mask.left < 0 || -ahead <= mask.left) && (mask.right < 0 || ahead <= mask.right);
+}
+
+AttentionResult attention(const Attention& a, In q, In k, In v) {
+  require_shapes(a, q, k, v);
+  const Rows rows{a};
+  const size_t count = a.queries.size() * size_t(a.heads);
+  AttentionResult result{Values(count * rows.dv()), Values(count)};
+  each_row(a, q, k, [&](size_t i, int64_t h, const Row& r) {
+    result.lse[rows.query(i, h)] = r.lse;
+    weighted(rows, r, v, h, &result.o[rows.query(i, h) * rows.dv()]);
+  });
+  return result;
+}
+
+AttentionGradients attention_backward(const Attention& a, In q, In k, In v, In g, In g_lse) {
+  require_shapes(a, q, k, v);
+  const Rows rows{a};
+  AttentionGradients d{Values(q.size()), Values(k.size()), Values(v.size())};
+  each_row(a, q, k, [&](size_t i, int64_t h, const Row& r) {
+    Values o(rows.dv());
+    weighted(rows, r, v, h, o.data());
+    const In go = rows.o(g, i, h), qi = rows.q(q, i, h);
+    const double delta = dot(go, o) - (g_lse.empty() ? 0 : g_lse[rows.query(i, h)]);
+    for (size_t n = 0; n < r.keys.size(); ++n) {
+      const size_t key = rows.key(r.keys[n], h);
+      const In kj = rows.k(k, r.keys[n], h), vj = rows.v(v, r.keys[n], h);
+      const double cap = a.softcap > 0 ? r.score[n] / a.softcap : 0;
+      const double ds = a.scale * r.p[n] * (dot(go, vj) - delta) * (1 - cap * cap);
+      for (size_t c = 0; c < rows.dv(); ++c) d.v[key * rows.dv() + c] += r.p[n] * go[c];
+      for (size_t c = 0; c < rows.dk(); ++c) {
+        d.q[rows.query(i, h) * rows.dk() + c] += ds * kj[c];
+        d.k[key * rows.dk() + c] += ds * qi[c];
+      }
+    }
+  });
+  return d;
+}
+
+namespace {
+
+// Ulps of one exp, log or tanh with the operations around it: glibc documents at most 2 for each.
+constexpr double function_ulps = 4;
+
+double gamma_of(double n, double u) { return n * u < 1 ? n * u / (1 - n * u) : infinity; }
+
+// The errors of one row of the softmax.
+struct RowBounds {
+  Values score;  // e_ij, after the cap
+  Values o;      // of O_i as a backward reads it
+  double lse = 0;
+};
+
+Values score_errors(const Attention& a, const Row& r, In q, In k, In q_error, In k_error, size_t i,
+                    int64_t h, double u) {
+  const Rows rows{a};
+  Values e;
+  for (size_t n = 0; n < r.keys.size(); ++n) {
+    const size_t j = r.keys[n];
+    const double scale = std::abs(a.scale);
+    double error =
+        gamma_of(double(a.key_dim) + 2, u) * scale * dot_of_sizes(rows.q(q, i, h), rows.k(k, j, h));
+    if (!q_error.empty())
+      error += scale * (dot_of_sizes(rows.q(q_error, i, h), rows.k(k, j, h)) +
+                        dot_of_sizes(rows.q(q, i, h), rows.k(k_error, j, h)) +
+                        dot_of_sizes(rows.q(q_error, i, h), rows.k(k_error, j, h)));
+    if (a.softcap > 0) {
+      // |tanh'| is at most 1, and 1 - tanh^2 within the error of its argument.
+      const double cap = r.score[n] / a.softcap, slope = 1 - cap * cap;
+      error = error * std::min(1.0, slope + 2 * error / a.softcap) +
+              function_ulps * u * std::abs(r.score[n]);
+    }
+    e.push_back(error);
+  }
+  return e;
+}
+
+RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, const Row& r, In v,
+                     Values scores, int64_t h) {
+  const Rows rows{a};
+  const double u = rounding.accumulate,
+               n = double(r.keys.size()) + function_ulps * double(rounding.ranks);
+  RowBounds b;
+  b.o.assign(rows.dv(), 0);
+  double mean = 0;
+  Values error;
+  for (size_t j = 0; j < r.keys.size(); ++j) {
+    error.push_back(scores[j] + u * (std::abs(r.score[j] - r.greatest) + function_ulps));
+    mean += r.p[j] * error.back();
+  }
+  for (size_t j = 0; j < r.keys.size(); ++j) {
+    const In value = rows.v(v, r.keys[j], h);
+    for (size_t d = 0; d < value.size(); ++d)
+      b.o[d] += r.p[j] * (error[j] + mean + 2 * n * u) * std::abs(value[d]);
+  }
+  b.lse = r.keys.empty() ? 0 : mean + n * u + u * (std::abs(r.lse) + function_ulps);
+  b.score = std::move(scores);
+  return b;
+}
+
+// Sums that the bounds of the gradients are made of.
+struct Sums {
+  Values error, magnitude;
+  explicit Sums(size_t n) : error(n), magnitude(n) {}
+  void add(size_t at, double e, double m) { error[at] += e, magnitude[at] += m; }
+};
+
+// error + gamma_n magnitude, and the roundings of the parts that ranks send to each other.
+Values bound_of(const Sums& s, double terms, const AttentionRounding& r) {
+  const double growth = gamma_of(terms, r.accumulate) + (r.ranks > 1 ? r.ranks * r.wire : 0);
+  Values b(s.error.size());
+  for (size_t i = 0; i < b.size(); ++i) b[i] = s.error[i] + growth * (s.magnitude[i] + s.error[i]);
+  return b;
+}
+
+}  // namespace
+
+AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& rounding, In q, In k,
+                                 In v, In g, In g_lse, In q_error, In k_error) {
+  require_shapes(a, q, k, v);
+  const Rows rows{a};
+  const double u = rounding.accumulate;
+  const size_t count = a.queries.size() * size_t(a.heads);
+  AttentionBounds b;
+  b.o.resize(count * rows.dv()), b.lse.resize(count);
+  Sums dq(q.size()), dk(k.size()), dv(v.size());
+  each_row(a, q, k, [&](size_t i, int64_t h, const Row& r) {
+    const size_t at = rows.query(i, h);
+    const RowBounds row =
+        row_bounds(a, rounding, r, v, score_errors(a, r, q, k, q_error, k_error, i, h, u), h);
+    std::copy(row.o.begin(), row.o.end(), b.o.begin() + int64_t(at * rows.dv()));
+    b.lse[at] = row.lse;
+    if (g.empty()) return;
+
+    Values o(rows.dv());
+    weighted(rows, r, v, h, o.data());
+    const In go = rows.o(g, i, h), qi = rows.q(q, i, h);
+    const double cotangent = g_lse.empty() ? 0 : g_lse[at],
+                 gamma_d = gamma_of(double(rows.dv()) + 1, u);
+    const double lse_error = row.lse + rounding.statistics * (std::abs(r.lse) + row.lse);
+    Values o_error = row.o;
+    for (size_t c = 0; c < rows.dv(); ++c)
+      o_error[c] += rounding.output * (std::abs(o[c]) + row.o[c]);
+    const double delta = dot(go, o),
+                 delta_error = dot_of_sizes(o_error, go) +
+                               gamma_d * (dot_of_sizes(o, go) + dot_of_sizes(o_error, go));
+    for (size_t n = 0; n < r.keys.size(); ++n) {
+      const In kj = rows.k(k, r.keys[n], h), vj = rows.v(v, r.keys[n], h);
+      // exp(S - lse): relative error of P, to first order and beyond it.
+      const double argument = row.score[n] + u * std::abs(r.score[n] - r.lse) +
+                              u * std::abs(r.lse) + lse_error + function_ulps * u;
+      const double p_error = std::expm1(std::min(argument, 700.0));
+      const double dp = dot(go, vj), dp_error = gamma_d * dot_of_sizes(go, vj);
+      const double inner = dp - delta + cotangent;
+      const double inner_error =
+          dp_error + delta_error + 3 * u * (std::abs(dp) + std::abs(delta) + std::abs(cotangent));
+      const double capped = a.softcap > 0 ? r.score[n] / a.softcap : 0, slope = 1 - capped * capped;
+      const double slope_error =
+          a.softcap > 0 ? 2 * row.score[n] / a.softcap + (function_ulps + 2) * u : 0;
+      const double ds = r.p[n] * std::abs(inner) * slope;
+      const double ds_error =
+          r.p[n] * (1 + p_error) * (std::abs(inner) + inner_error) * (slope + slope_error) - ds +
+          3 * u * r.p[n] * (std::abs(inner) + inner_error);
+      const double scale = std::abs(a.scale);
+      const size_t key = rows.key(r.keys[n], h);
+      for (size_t c = 0; c < rows.dv(); ++c)
+        dv.add(key * rows.dv() + c, r.p[n] * p_error * std::abs(go[c]), r.p[n] * std::abs(go[c]));
+      for (size_t c = 0; c < rows.dk(); ++c) {
+        const double ke = k_error.empty() ? 0 : rows.k(k_error, r.keys[n], h)[c],
+                     qe = q_error.empty() ? 0 : rows.q(q_error, i, h)[c];
+        dq.add(at * rows.dk() + c, scale * (ds_error * (std::abs(kj[c]) + ke) + ds * ke),
+               scale * ds * std::abs(kj[c]));
+        dk.add(key * rows.dk() + c, scale * (ds_error * (std::abs(qi[c]) + qe) + ds * qe),
+               scale * ds * std::abs(qi[c]));
+      }
+    }
+  });
+  if (g.empty()) return b;
+  const double per_group = double(a.heads / a.kv_heads);
+  AttentionRounding local = rounding;
+  local.ranks = 1;
+  b.q = bound_of(dq, double(a.keys.size()) + rounding.ranks + 2, local);
+  b.k = bound_of(dk, double(a.queries.size()) * per_group + 2, rounding);
+  b.v = bound_of(dv, double(a.queries.size()) * per_group + 1, rounding);
+  return b;
+}
+
+}  // namespace shardproof::reference

@@ -1,0 +1,33 @@
+// Losses of language models on whole tensors, in double.
+//
+//   per token  m = max_j z_j, E = sum_j exp(z_j - m), nll = m + log E - z_y
+//              loss = (1-s) nll + s (m + log E - mean_j z_j)         s: smoothing
+//              dz_j = g (exp(z_j - m)/E - (1-s) [j = y] - s/V)
+//   a label of -100 is ignored: loss 0, gradient 0
+//
+//   packed     tokens predict their successor in the same document; w are weights (masks)
+//              N1 = sum w loss / max(1, sum w) over everything
+//              N2 = mean over groups of [sum w loss / max(1, sum w)] (groups: microbatches,
+//              replicas)
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "reference/linear.hpp"
+
+namespace shardproof::reference {
+
+inline constexpr int64_t ignored_label = -100;
+
+Values cross_entropy(In logits, std::span<const int64_t> labels, int64_t classes, double smoothing);
+// g [T] is the cotangent of the losses.
+Values cross_entropy_backward(In logits, std::span<const int64_t> labels, int64_t classes,
+                              double smoothing, In g);
+
+enum class Normalisation : uint8_t { tokens, groups };  // N1, N2
+// Factor of each token's loss in the scalar: w_t / max(1, sum w), over all tokens (N1) or over the
+// token's group, and then over the number of groups (N2). Tokens without a label count for nothing.
+Values loss_factors(Normalisation, std::span<const int64_t> labels, In weights,
+                    std::span<const int64_t> group_of_token, int64_t groups);
+
+}  // namespace shardproof::reference
