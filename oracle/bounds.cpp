@@ -77,6 +77,7 @@ Deterministic deterministic(const Precision& p, const Gauge& g, bool partial) {
 }
 
 double element(const Deterministic& d, double want, double magnitude, double family_bound) {
+  if (!std::isfinite(want)) return 0;  // an infinity is due as it is
   const double computed = d.growth * magnitude + d.family * family_bound;
   if (!std::isfinite(computed)) return infinity;
   const double stored = d.partial ? std::max(magnitude, std::abs(want)) : std::abs(want);

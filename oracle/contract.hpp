@@ -17,7 +17,7 @@ struct Operand {
   enum Role : uint8_t { input, parameter, index, output } role = input;
   std::vector<int64_t> shape;  // global
   Layout layout;
-  bool gradient = true;        // false: frozen, index
+  bool gradient = true;        // false: frozen, index; of an output: its cotangent is zero
   int contraction = -1;        // dim of the WHOLE shape along which `cancelling` pairs; -1 last
   DType dtype_override = DType::f64;  // used where fixed_dtype
   bool fixed_dtype = false;           // e.g. i64 indices, f32 lse under bf16
@@ -84,6 +84,15 @@ struct Contract {
   std::vector<std::string> witnesses;
   // Local matrix products of a rank; null where there are none.
   std::function<std::vector<Gemm>(const Case&, int rank)> gemms;
+  // Attention and packed rows: what the checks mask, coverage and leak judge by; null elsewhere. A
+  // token is a row of the leading dims of an operand, row-major.
+  // [queries, keys]: 1 where the query may see the key.
+  std::function<std::vector<uint8_t>(const Case&)> visible;
+  // (query, key) pairs that are due on a rank, in closed form.
+  std::function<int64_t(const Case&, int rank)> pairs;
+  // Sequence of each token of inputs and outputs, -1 where it is padding: nothing of one reaches
+  // another, nothing of padding reaches any.
+  std::function<std::vector<int64_t>(const Case&)> sequences;
 };
 
 // A deliberately broken subject (or a healthy one on a faulty collective).

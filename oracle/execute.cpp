@@ -377,11 +377,13 @@ class Execution {
     const Feed::Basis* basis = nullptr;
     for (const auto& e : feed.basis)
       if (e.operand == operand) basis = &e;
+    const bool zero = s.operand.role == Operand::output && !s.operand.gradient;  // cotangent
     const Draw how{feed.fill, feed.seed, feed.range, s.operand.contraction};
     for (size_t i = 0; i < values.size(); ++i) {
       const int64_t at = s.indices[i];
       values[i] = basis   ? double(at == basis->index)
                   : given ? given->at(size_t(at))
+                  : zero  ? 0.0
                           : draw(how, s.name, s.dtype, s.whole, at);
     }
     fill_from(b.view(), values);

@@ -56,6 +56,10 @@ Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed)
       if (b.index >= 0) w.value[size_t(b.index)] = 1;
       return w;
     }
+  if (cotangent && !o.gradient) {
+    w.value.assign(size_t(product(w.shape)), 0.0);
+    return w;
+  }
   const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
   w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
   return w;
