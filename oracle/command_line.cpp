@@ -18,7 +18,10 @@
 #include <sstream>
 
 #include "oracle/check.hpp"
+#include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/command.hpp"
+#include "oracle/due.hpp"
+#include "oracle/float_environment.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/report.hpp"
@@ -368,7 +371,8 @@ int concluded(Report report, const Options& options) {
 int dry_run(const Options& options, const Registry& registry) {
   int64_t cases = 0, checks = 0, controls = 0;
   std::string text;
-  for (const Due& d : plan_gate(options, registry)) {
+  std::vector<std::string> not_due;
+  for (const Due& d : plan_gate(options, registry, &not_due)) {
     bool healthy = d.what == Due::healthy;
     (healthy ? cases : controls) += 1;
     if (healthy) checks += int64_t(d.checks.size());
@@ -376,6 +380,7 @@ int dry_run(const Options& options, const Registry& registry) {
                         options.canonical ? print_canonical(d.line) : print(d.line),
                         healthy ? "asks" : "must be caught by", fmt::join(d.checks, ", "));
   }
+  for (const std::string& why : not_due) text += fmt::format("{:<8} {}\n", "not due", why);
   say(text + fmt::format("due      {} cases with {} checks, {} named controls; nothing was run\n",
                          cases, checks, controls));
   return exit_passed;
@@ -499,7 +504,9 @@ int obey(int argc, char** argv, const Registry& registry) {
 
 }  // namespace
 
-int main(int argc, char** argv, Registry registry) {
+int main(int argc, char** argv, Registry registry, const char* modules) {
+  FloatEnvironment::start_judging();
+  look_for_modules_in(modules);
   open_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
   int code = exit_no_judgement;

@@ -36,6 +36,7 @@ struct Gauge {
   std::vector<double> magnitude, squares;
   int64_t terms = 1;   // local accumulation length (K/p)
   int64_t reduced = 1; // ranks that a collective sums over
+  bool independent = true;  // roundings; false: one rounded coefficient enters all elements
   std::vector<double> bound;  // where a family computes its own componentwise bound (per unit roundoffs given below)
 };
 // What bounds are computed from, by the family's own formula where it has one.

@@ -1,6 +1,5 @@
 // What a rank does with a job: draw its shards, call the subject between poisoned and guarded
 // buffers, record what came out. It judges nothing.
-#include <cfenv>
 #include <map>
 #include <set>
 #include <sstream>
@@ -9,54 +8,12 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/float_environment.hpp"
 #include "oracle/job.hpp"
 #include "oracle/registry.hpp"
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 namespace shardproof {
 namespace {
-
-// Rounding mode, flush-to-zero and exception masks: what a subject must leave as it found it.
-struct FloatEnvironment {
-  unsigned control = 0;
-  int rounding = 0;
-  static FloatEnvironment now() {
-    FloatEnvironment e;
-#if defined(__x86_64__)
-    e.control = _mm_getcsr() & ~0x3fu;  // without the sticky exception flags
-#endif
-    e.rounding = std::fegetround();
-    return e;
-  }
-  void restore() const {
-#if defined(__x86_64__)
-    _mm_setcsr(control);
-#endif
-    std::fesetround(rounding);
-  }
-  std::string difference(const FloatEnvironment& before) const {
-    std::ostringstream s;
-#if defined(__x86_64__)
-    if ((control ^ before.control) & 0x8000u) s << "flush-to-zero switched " << (control & 0x8000u ? "on" : "off") << ", ";
-    if ((control ^ before.control) & 0x0040u) s << "denormals-are-zero switched " << (control & 0x40u ? "on" : "off") << ", ";
-    if ((control ^ before.control) & 0x1f80u) s << "exception masks changed, ";
-#endif
-    if (rounding != before.rounding) s << "rounding mode changed from " << before.rounding << " to " << rounding << ", ";
-    std::string text = s.str();
-    return text.empty() ? text : text.substr(0, text.size() - 2);
-  }
-};
-
-// Floating-point state of the judged ranks: round to nearest, denormals kept.
-void set_float_environment() {
-#if defined(__x86_64__)
-  _mm_setcsr(0x1f80);
-#endif
-  std::fesetround(FE_TONEAREST);
-}
 
 struct Slot {
   Operand operand;
@@ -76,7 +33,8 @@ struct Flight {
 
 class RankOfCase final : public Rank {
  public:
-  RankOfCase(const Case& line, RankState& state, Door& door) : line_(line), mesh_(line.mesh()), state_(state), door_(door) {
+  RankOfCase(const Case& line, const Contract& contract, RankState& state, Door& door)
+      : line_(line), contract_(contract), mesh_(line.mesh()), state_(state), door_(door) {
     state_.mesh = &mesh_;
   }
   const Case& line() const override { return line_; }
@@ -99,6 +57,10 @@ class RankOfCase final : public Rank {
     workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
     return workspaces_.back()->view();
   }
+  void require_legal() const override {
+    if (!contract_.precondition) return;
+    if (auto refused = contract_.precondition(line_)) throw *refused;
+  }
   std::vector<std::unique_ptr<Buffer>>& workspaces() { return workspaces_; }
 
  private:
@@ -116,6 +78,7 @@ class RankOfCase final : public Rank {
     return *c;
   }
   const Case& line_;
+  const Contract& contract_;
   Mesh mesh_;
   RankState& state_;
   Door& door_;
@@ -170,7 +133,7 @@ class Execution {
       fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
       next = fault_.get();
     }
-    rank_ = std::make_unique<RankOfCase>(line_, state_, *next);
+    rank_ = std::make_unique<RankOfCase>(line_, contract_, state_, *next);
   }
 
   RankRecord run() {
@@ -184,17 +147,28 @@ class Execution {
     }
     describe_operands();
     kernel_ = test_.make();
+    if (!kernel_) throw std::logic_error("expected a kernel of Subject::make, met null; return an object for each call");
     if (fault_ && parse_fault(test_.fault).op == "stale" && !prime(record.shots[0])) return record;
     for (size_t i = 0; i < job_.shots.size(); ++i) {
       state_.shot = uint32_t(i);
       run_shot(job_.shots[i], record.shots[i]);
       if (record.shots[i].status != ShotRecord::ok) break;  // the ranks are no longer in step
     }
+    note_start(record.shots[0]);
     enter(Phase::idle);
     return record;
   }
 
  private:
+  // What the program was linked with has changed the floating point of the whole process before its
+  // main began: laid to the user's subject, which is what was added to the program.
+  void note_start(ShotRecord& record) const {
+    if (line_.text("subject").empty() || !line_.text("control").empty()) return;
+    const std::string difference = FloatEnvironment::at_start().difference(FloatEnvironment::judged());
+    if (!difference.empty())
+      record.memory.push_back({"environment", "", 1, -1, difference + " before the program's main; it was linked with -Ofast or -ffast-math"});
+  }
+
   void describe_operands() {
     const Mesh mesh = line_.mesh();
     for (const Operand& o : contract_.operands(line_)) {
@@ -276,7 +250,8 @@ class Execution {
   void enter(Phase phase) {
     state_.phase = phase;
     Trace* t = state_.trace;
-    if (!t || phase == Phase::harness || phase == Phase::idle) return;
+    // `finish` shows only in a call that it makes: most subjects have none.
+    if (!t || phase == Phase::harness || phase == Phase::idle || phase == Phase::finish) return;
     if (t->phase == phase && t->shot == state_.shot && t->case_number == state_.case_number) return;
     t->phase = phase;
     t->shot = state_.shot;
@@ -438,7 +413,7 @@ class Execution {
 }  // namespace
 
 std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes, const Registry& registry) {
-  set_float_environment();
+  FloatEnvironment::judged().restore();
   RankRecord record;
   uint32_t number = 0;
   try {

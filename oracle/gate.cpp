@@ -13,6 +13,8 @@
 #include <sstream>
 
 #include "oracle/comm/faults.hpp"
+#include "oracle/due.hpp"
+#include "oracle/gate_jobs.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
@@ -131,31 +133,12 @@ void check_names(const Options& options) {
   }
 }
 
-// The subjects of a contract that the gate judges: all that are registered, or those asked for.
-std::vector<std::string> subjects_due(const Options& options, const Registry& registry, const Contract& contract) {
-  std::vector<std::string> due;
-  for (const Subject& s : registry.subjects())
-    if (s.contract == contract.name && (options.subjects.empty() || contains(options.subjects, s.name.empty() ? "ours" : s.name)))
-      due.push_back(s.name);
-  return due;
-}
-
-void check_subjects(const Options& options, const Registry& registry) {
-  std::vector<std::string> known{"ours"};
-  for (const Subject& s : registry.subjects())
-    if (!s.name.empty()) known.push_back(s.name);
-  for (const std::string& s : options.subjects)
-    if (!contains(known, s)) {
-      const std::string close = nearest(s, known);
-      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", fmt::join(known, " "), s, close.empty() ? "" : "; did you mean '" + close + "'"));
-    }
-}
-
 bool illegal(const Contract& c, const Case& line) { return c.precondition && c.precondition(line).has_value(); }
 
 class Planner {
  public:
-  Planner(const Options& o, const Registry& r) : options_(o), registry_(r), patterns_(parse_patterns(o, r)) {}
+  Planner(const Options& o, const Registry& r, std::vector<std::string>& not_due)
+      : options_(o), registry_(r), patterns_(parse_patterns(o, r)), not_due_(not_due) {}
 
   std::vector<Due> plan() {
     check_names(options_);
@@ -165,10 +148,14 @@ class Planner {
     } else {
       for (const Contract& c : registry_.contracts())
         if (selected(patterns_, c)) add_contract(c);
+      for (const Regression& r : registry_.regressions()) add_regression(parse(r.line, registry_));
     }
     if (due_.empty())
-      throw BadInput("the selection is empty: no case matches the patterns and options together; `shardproof gate --dry-run` with "
-                     "fewer of them shows what there is");
+      throw BadInput(not_due_.empty() ? "the selection is empty: no case matches the patterns and options together; `shardproof gate --dry-run` "
+                                        "with fewer of them shows what there is"
+                                      : fmt::format("the selection is empty: what matches is not due, since its subject declares that it does "
+                                                    "not do it ({} lines, the first: {})",
+                                                    not_due_.size(), not_due_[0]));
     // Worlds live across cases of one size: fewer starts. Families stay together.
     std::stable_sort(due_.begin(), due_.end(), [&](const Due& a, const Due& b) { return order(a) < order(b); });
     return std::move(due_);
@@ -188,7 +175,7 @@ class Planner {
         for (const std::string& text : c.cases(options_.tier)) add_seeds(c, text, transport, subject, false);
         for (const std::string& text : c.illegal) add_seeds(c, text, transport, subject, true);
       }
-    if (options_.controls) add_controls(c);
+    if (options_.controls && !subjects_due(options_, registry_, c).empty()) add_controls(c);
   }
 
   void add_seeds(const Contract& c, const std::string& text, const std::string& transport, const std::string& subject, bool refused) {
@@ -207,6 +194,8 @@ class Planner {
   void add(const Contract& c, const Case& line, bool refused) {
     if (!within(options_, line) || !selected(patterns_, c, line)) return;
     if (!seen_.insert(print_canonical(line)).second) return;
+    if (std::string why = not_due(line, registry_); !why.empty()) return not_due_.push_back(std::move(why));
+    if (std::string why = checks_not_due(line, registry_, options_.checks); !refused && !why.empty()) not_due_.push_back(std::move(why));
     Due d;
     d.line = line;
     d.lane = lane_of(line);
@@ -218,6 +207,12 @@ class Planner {
       d.checks = due_checks(c, line, declared, options_.checks);
     }
     if (!d.checks.empty()) due_.push_back(std::move(d));
+  }
+
+  // A line that once failed stays in every tier.
+  void add_regression(const Case& line) {
+    const Contract& c = registry_.contract(line.contract);
+    if (contains(transports_due(options_), line.text("transport"))) add(c, line, illegal(c, line));
   }
 
   void add_controls(const Contract& c) {
@@ -263,6 +258,7 @@ class Planner {
   std::vector<Pattern> patterns_;
   std::vector<Due> due_;
   std::set<std::string> seen_;
+  std::vector<std::string>& not_due_;
 };
 
 // ---- controls ------------------------------------------------------------------------------------
@@ -439,18 +435,12 @@ class Gate {
     report_.versions = versions();
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
     report_.self = run_self(options_, registry_, due);
-    for (const Due& d : due) {
-      if (ends_early()) break;
-      if (d.what == Due::healthy)
-        healthy(d);
-      else
-        control(d);
-      progress_.tick();
-    }
-    if (options_.controls && options_.failed.empty() && !ends_early()) {
-      operators(due);
-      operators_without_catch();
-    }
+    const auto parts = parts_of(due, options_.jobs);
+    if (parts.size() > 1)
+      judge_in_parts(parts);
+    else
+      judge(due);
+    if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch();
     if (!interrupted()) rerun_failures();
     close_lanes(due);
     if (!ends_early()) compare_with_manifest(due);
@@ -460,6 +450,56 @@ class Gate {
   }
 
  private:
+  void judge(const std::vector<Due>& due) {
+    for (const Due& d : due) {
+      if (ends_early()) return;
+      if (d.what == Due::healthy)
+        healthy(d);
+      else
+        control(d);
+      progress_.tick();
+    }
+    if (options_.controls && options_.failed.empty()) operators(due);
+  }
+
+  // Contracts stay together: their controls share twins and truths. The fullest go first, each to the
+  // part that has least to do. MPI ranks of two parts would starve each other: they stay in one.
+  static std::vector<std::vector<Due>> parts_of(const std::vector<Due>& due, int jobs) {
+    std::map<std::string, std::vector<Due>> by_contract;
+    for (const Due& d : due) by_contract[d.line.text("transport") == "mpi" ? "mpi" : d.line.contract].push_back(d);
+    std::vector<const std::vector<Due>*> sorted;
+    for (const auto& [name, list] : by_contract) sorted.push_back(&list);
+    std::stable_sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->size() > b->size(); });
+    std::vector<std::vector<Due>> parts(size_t(std::clamp(jobs, 1, std::max(1, int(sorted.size())))));
+    for (const auto* list : sorted) {
+      auto least = std::min_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+      least->insert(least->end(), list->begin(), list->end());
+    }
+    return parts;
+  }
+
+  void judge_in_parts(const std::vector<std::vector<Due>>& parts) {
+    struct Keeper final : ResultSink {
+      explicit Keeper(Gate& g) : gate(g) {}
+      void put(const CaseResult& r) override { gate.keep(r); }
+      void put(const ControlResult& r) override { gate.keep(r); }
+      void tick() override { gate.progress_.tick(); }
+      Gate& gate;
+    } keeper(*this);
+    const auto work = [&](int part, ResultSink& sink) {
+      struct Silent final : Progress {
+        void begin(int64_t, int64_t) override {}
+        void done(const CaseResult&) override {}
+        void done(const ControlResult&) override {}
+        void tick() override {}
+      } silent;
+      Gate gate(options_, registry_, silent);
+      gate.sink_ = &sink;
+      gate.judge(parts[size_t(part)]);
+    };
+    run_parts(int(parts.size()), work, keeper);
+  }
+
   bool ends_early() const { return interrupted() || (options_.fail_fast && stop_); }
 
   static int64_t count(const std::vector<Due>& due, Due::What what) {
@@ -469,11 +509,14 @@ class Gate {
   void keep(CaseResult result) {
     for (const CheckResult& c : result.checks)
       if (c.verdict != Verdict::passed && c.verdict != Verdict::skipped) stop_ = true;
+    judged_.insert(result.canonical);
+    if (sink_) return sink_->put(result);
     progress_.done(result);
     report_.cases.push_back(std::move(result));
   }
   void keep(ControlResult result) {
     if (result.outcome == ControlResult::escaped || result.outcome == ControlResult::wrong_check) stop_ = true;
+    if (sink_) return sink_->put(result);
     progress_.done(result);
     report_.controls.push_back(std::move(result));
   }
@@ -535,6 +578,7 @@ class Gate {
     out.name = named.name;
     out.imitates = named.imitates;
     describe(out, d.line, c, d.lane);
+    out.seconds = broken.result.seconds;
     conclude(out, broken, healthy, {split(named.check, ','), split(named.silent, ','), named.alone});
     keep(std::move(out));
   }
@@ -544,27 +588,8 @@ class Gate {
     out.contract = c.name;
     out.lane = lane;
     out.witness = print(line);
+    out.canonical = print_canonical(line);
     out.replay = "run " + out.witness;
-  }
-
-  // Lines on which operators are tried: the contract's, or the first f64 case of 2, 3, 4 and 2x2 ranks.
-  std::vector<Case> witnesses(const Contract& c, const std::string& transport) const {
-    std::vector<Case> list;
-    if (!c.witnesses.empty()) {
-      for (const std::string& w : c.witnesses) list.push_back(parse(w, registry_));
-    } else {
-      std::set<std::string> shapes;
-      for (const std::string& text : c.cases("ci")) {
-        Case line = parse(text, registry_);
-        int axes = 0;
-        for (int a = 0; a < axis_count; ++a) axes += line.ranks(Axis(a)) > 1;
-        const std::string shape = fmt::format("{}x{}", line.world(), axes);
-        if (line.dtype() == DType::f64 && (shape == "2x1" || shape == "3x1" || shape == "4x1" || shape == "4x2") && shapes.insert(shape).second)
-          list.push_back(std::move(line));
-      }
-    }
-    for (Case& line : list) line.set("transport", transport);
-    return list;
   }
 
   void operators(const std::vector<Due>& due) {
@@ -584,11 +609,9 @@ class Gate {
 
   void operators(const Contract& c, const std::string& transport, const std::string& subject, bool each_site) {
     std::set<std::string> caught_kinds;  // one of each kind where not every site is due
-    for (Case line : witnesses(c, transport)) {
-      line.set("subject", subject);
+    if (registry_.subject(c.name, subject).declared.own_communication) return;  // its calls do not pass the door
+    for (const Case& line : witnesses_due(c, registry_, transport, subject)) {
       if (!within(options_, line)) continue;
-      const Declared declared = declared_of(line, registry_);
-      if (declared.own_communication) return;  // its calls do not pass the door
       for (const bool rounding : {false, true}) {
         if (!rounding && fill_of(line) != Fill::integers) continue;
         Case drawn = line;
@@ -605,7 +628,11 @@ class Gate {
     for (const std::string name : {"forward", "gradient", "adjoint", "replica", "ledger", "lockstep", "memory", "repeat"})
       if (check_named(name).due(c, line, declared)) checks.push_back(name);
     const Judged& healthy = twin(line, checks, lane);
-    if (!healthy.completed) return;
+    // A subject that is wrong by itself shows nothing about operators; its failure counts.
+    if (!firing(healthy.result).empty()) {
+      if (!judged_.contains(healthy.result.canonical)) keep(healthy.result);
+      return;
+    }
     for (const FaultOperator& op : fault_operators())
       for (const Site& site : sites_of(healthy)) {
         // Exact data show everything but rounding; on rounding data only what needs it is run again,
@@ -632,6 +659,7 @@ class Gate {
     out.name = op.name;
     out.kind = op.kind;
     out.imitates = op.does;
+    out.seconds = broken.result.seconds;
     describe(out, faulted, c, lane);
     const bool outputs = broken.completed && !same_results(broken, healthy, false);
     const bool gradients = broken.completed && !same_results(broken, healthy, true);
@@ -704,6 +732,7 @@ class Gate {
       }
       report_.lanes.push_back(l);
     }
+    for (Lane& l : unproven(options_, registry_, due)) report_.lanes.push_back(std::move(l));
     for (const Ability& a : abilities())
       if (!a.available && std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.starts_with(a.name + "."); }))
         report_.lanes.push_back({a.name, false, a.reason});
@@ -728,20 +757,30 @@ class Gate {
   Report report_;
   std::map<std::string, Judged> twins_;
   std::list<Case> twin_lines_;
+  ResultSink* sink_ = nullptr;  // of a part: results go to the parent
+  std::set<std::string> judged_;  // canonical lines of kept cases
   bool stop_ = false;
 };
 
 }  // namespace
 
-std::vector<Due> plan_gate(const Options& options, const Registry& registry) { return Planner(options, registry).plan(); }
+std::vector<Due> plan_gate(const Options& options, const Registry& registry, std::vector<std::string>* not_due) {
+  std::vector<std::string> nowhere;
+  return Planner(options, registry, not_due ? *not_due : nowhere).plan();
+}
 
 Report run_gate(const Options& options, const Registry& registry, Progress& progress) {
-  const auto due = plan_gate(options, registry);
-  return Gate(options, registry, progress).run(due);
+  std::vector<std::string> not_due;
+  const auto due = plan_gate(options, registry, &not_due);
+  Report report = Gate(options, registry, progress).run(due);
+  report.not_due = std::move(not_due);
+  return report;
 }
 
 Report run_line(const Case& line, const Options& options, const Registry& registry, Progress& progress) {
   const Contract& c = registry.contract(line.contract);
+  if (const std::string why = not_due(line, registry); !why.empty() && line.text("control").empty())
+    throw BadInput(fmt::format("{}: expected a line that the subject does, met one that it declares not to do ({})", print(line), why));
   Due d;
   d.line = line;
   d.lane = lane_of(line);

@@ -48,7 +48,8 @@ struct Progress {
 };
 
 // Throws BadInput: unknown names, a selection that is seen to be empty.
-std::vector<Due> plan_gate(const Options&, const Registry&);
+// `not_due` gets a line for each case, or group of checks of a case, that its subject declares not to do.
+std::vector<Due> plan_gate(const Options&, const Registry&, std::vector<std::string>* not_due = nullptr);
 Report run_gate(const Options&, const Registry&, Progress&);
 Report run_line(const Case&, const Options&, const Registry&, Progress&);
 

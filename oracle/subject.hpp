@@ -38,6 +38,8 @@ class Rank {
   virtual Communicator& along(const std::vector<Axis>&) = 0;  // first axis fastest
   virtual Communicator& world() = 0;
   virtual View workspace(DType, std::vector<int64_t> shape) = 0;  // poisoned, guarded, the judge's; until the step ends
+  // Throws Rejected where the contract refuses the line: for a kernel without preconditions of its own.
+  virtual void require_legal() const {}
   int coordinate(Axis a) const { return mesh().coordinate(world_rank(), a); }
 };
 
@@ -66,6 +68,9 @@ struct Declared {
   std::vector<DType> storage = {DType::f64, DType::f32, DType::bf16, DType::f16};
   bool accumulates_in_storage = false;  // bf16 and f16 sums in half precision instead of f32
   bool truncates = false;               // truncating accumulator
+  // What of the contract it does not do, in words of a line: "gather_output=on", or a key alone for
+  // every value but its default. Lines that hold one are not due: counted and printed.
+  std::vector<std::string> without;
 };
 
 struct Subject {

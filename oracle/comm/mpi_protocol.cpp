@@ -62,6 +62,11 @@ int connect_tcp(const std::string& host, const std::string& port) {
   return fd;
 }
 
+std::string& named_folder() {
+  static std::string folder;
+  return folder;
+}
+
 }  // namespace
 
 bool send_frame(int fd, Frame frame, std::span<const std::byte> bytes) {
@@ -87,6 +92,8 @@ int connect_to(const std::string& address) {
   return connect_tcp(address.substr(4, colon - 4), address.substr(colon + 1));
 }
 
+void look_for_modules_in(const std::string& folder) { named_folder() = folder; }
+
 std::string find_module(const std::string& file, std::string* tried) {
   namespace fs = std::filesystem;
   std::vector<fs::path> places;
@@ -96,9 +103,7 @@ std::string find_module(const std::string& file, std::string* tried) {
     places.push_back(self.parent_path());
     places.push_back(self.parent_path().parent_path() / "lib" / "shardproof");
   }
-#ifdef SHARDPROOF_MODULE_FOLDER
-  places.emplace_back(SHARDPROOF_MODULE_FOLDER);
-#endif
+  if (!named_folder().empty()) places.emplace_back(named_folder());
   for (const fs::path& place : places) {
     if (fs::exists(place / file, e)) return (place / file).string();
     if (tried) *tried += (tried->empty() ? "" : ", ") + place.string();

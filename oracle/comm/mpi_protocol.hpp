@@ -78,8 +78,9 @@ using OpenMpiSession = MpiSession* (*)(int* argc, char*** argv);
 inline constexpr const char* open_mpi_session_name = "shardproof_open_mpi_session";
 inline constexpr const char* mpi_module_name = "shardproof_mpi.so";
 
-// Where a module lies: SHARDPROOF_MODULES, beside the program, or the folder known at build time.
-// Empty: not there; `tried` gets the places.
+// Where a module lies: in SHARDPROOF_MODULES, beside the program, in ../lib/shardproof, or in the
+// folder that was named. Empty: not there; `tried` gets the places.
 std::string find_module(const std::string& file, std::string* tried = nullptr);
+void look_for_modules_in(const std::string& folder);  // "": nowhere else
 
 }  // namespace shardproof

@@ -61,6 +61,14 @@ MpiPage* make_page(const std::string& folder) {
   return at == MAP_FAILED ? nullptr : new (at) MpiPage;
 }
 
+// A launcher may leave standard input open, and a rank that reads it would block.
+void read_nothing() {
+  const int null = ::open("/dev/null", O_RDONLY);
+  if (null < 0) return;
+  ::dup2(null, STDIN_FILENO);
+  if (null != STDIN_FILENO) ::close(null);
+}
+
 [[noreturn]] void leave(const std::string& why) {
   std::fprintf(stderr, "shardproof --worker: %s\n", why.c_str());
   std::fflush(stderr);
@@ -87,6 +95,8 @@ class MpiRank {
   MpiRank(const Arguments& a, MpiPage* page, int* argc, char*** argv) : page_(page) {
     state_.trace = &page->trace;
     session_ = open_session(argc, argv);
+    state_.rank = session_->rank();
+    state_.size = session_->size();
     connect(a);
     MpiSession::Context context;
     context.state = &state_;
@@ -146,6 +156,10 @@ class MpiRank {
     release_.reset();
     page_->trace = Trace{};
     page_->trace.case_number = number;
+    state_.phase = Phase::idle;
+    state_.shot = 0;
+    state_.case_number = number;
+    state_.mesh = nullptr;
     page_->working = 1;
     RankHost host{session_->rank(), session_->size(), door_.get(), &page_->trace, false, &state_};
     std::vector<std::byte> record;
@@ -194,6 +208,7 @@ class MpiRank {
 int mpi_worker(int argc, char** argv, const RankMain& run) {
   const Arguments a = read_arguments(argc, argv);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  read_nothing();
   MpiPage* page = make_page(a.folder);
   if (!page) leave("cannot map a page of memory");
   const pid_t child = ::fork();
@@ -205,6 +220,9 @@ int mpi_worker(int argc, char** argv, const RankMain& run) {
     }
     page->status = status;
     page->ended = 1;
+    // The launcher ends all ranks as soon as one is gone. In the middle of a job the others first
+    // say what they saw; the parent ends this process earlier when it has heard them.
+    if (page->working) ::sleep(2);
     ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
   }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);

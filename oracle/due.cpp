@@ -1,0 +1,187 @@
+// What a subject declares that it does not do is not due: it is counted and printed, and it is no
+// skip, since nothing was promised. What cannot be asked of it although the lane asks it (the ledger
+// of a subject whose calls do not pass the door) is not proven, which the closing lines say.
+#include "oracle/due.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "oracle/check.hpp"
+#include "oracle/run.hpp"
+
+namespace shardproof {
+namespace {
+
+template <class T>
+bool contains(const std::vector<T>& list, const T& word) {
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  const std::string close = nearest(word, known);
+  return close.empty() ? "" : fmt::format(", did you mean '{}'", close);
+}
+
+std::string called(const std::string& contract, const std::string& subject) {
+  return subject.empty() ? contract : fmt::format("{} subject={}", contract, subject);
+}
+std::string called(const Case& line) { return called(line.contract, line.text("subject")); }
+
+// "gather_output=on" or "gather_output": does the line hold it, another value than the default?
+bool holds(const Case& line, const std::string& words) {
+  const size_t eq = words.find('=');
+  const std::string key = words.substr(0, eq);
+  if (eq != std::string::npos) return line.has(key) && line.text(key) == words.substr(eq + 1);
+  for (size_t i = 0; i < line.keys.size(); ++i)
+    if (line.keys[i].first == key) return line.keys[i].second != line.defaults[i];
+  return false;
+}
+
+std::string undeclared(const Case& line, const Declared& declared) {
+  if (!contains(declared.storage, line.dtype())) return fmt::format("dtype={}", name(line.dtype()));
+  if (!declared.strided && line.text("strides") == "transposed") return "strides=transposed";
+  if (!declared.threads && line.text("transport") == "threads") return "transport=threads";
+  for (const std::string& words : declared.without)
+    if (holds(line, words)) return words;
+  return "";
+}
+
+void check_without(const Subject& s, const Contract& contract) {
+  std::vector<std::string> keys;
+  for (const Key& k : keys_of(contract)) keys.push_back(k.name);
+  for (const std::string& words : s.declared.without) {
+    const std::string key = words.substr(0, words.find('='));
+    if (!contains(keys, key))
+      throw BadInput(fmt::format(
+          "subject {} of {}: without '{}': expected a key of the contract, met '{}'{}", s.name,
+          s.contract, words, key, did_you_mean(key, keys)));
+  }
+}
+
+void check_subject(const Subject& s, const Registry& registry) {
+  std::vector<std::string> names;
+  for (const Contract& c : registry.contracts()) names.push_back(c.name);
+  if (!contains(names, s.contract))
+    throw BadInput(fmt::format("subject {}: expected the contract that it implements, met '{}'{}; "
+                               "`list` names all",
+                               s.name, s.contract, did_you_mean(s.contract, names)));
+  if (!s.make)
+    throw BadInput(fmt::format("subject {} of {}: expected Subject::make, met none; give it a "
+                               "function that returns a kernel",
+                               s.name, s.contract));
+  if (s.declared.storage.empty())
+    throw BadInput(fmt::format("subject {} of {}: expected a storage type, met none; name one of "
+                               "f64, f32, bf16, f16 in Declared::storage",
+                               s.name, s.contract));
+  check_without(s, registry.contract(s.contract));
+}
+
+DType widest(const std::vector<DType>& types) {
+  return *std::max_element(types.begin(), types.end(), [](DType a, DType b) {
+    return significand_bits(a) < significand_bits(b);
+  });
+}
+
+std::vector<std::string> first_lines(const Contract& c, const Registry& registry) {
+  std::vector<std::string> lines;
+  std::set<std::string> shapes;
+  for (const std::string& text : c.cases("ci")) {
+    const Case line = parse(text, registry);
+    int axes = 0;
+    for (int a = 0; a < axis_count; ++a) axes += line.ranks(Axis(a)) > 1;
+    const std::string shape = fmt::format("{}x{}", line.world(), axes);
+    const bool one_of_four = shape == "2x1" || shape == "3x1" || shape == "4x1" || shape == "4x2";
+    if (line.dtype() == DType::f64 && one_of_four && shapes.insert(shape).second)
+      lines.push_back(text);
+  }
+  return lines;
+}
+
+bool has_exact_range(const Contract& c, const Case& line) {
+  return c.integer_range && c.integer_range(line).has_value();
+}
+
+}  // namespace
+
+std::vector<std::string> subjects_due(const Options& options, const Registry& registry,
+                                      const Contract& contract) {
+  const auto& all = registry.subjects();
+  const size_t first = options.subjects.empty() && all.size() > registry.ours() ? registry.ours() : 0;
+  std::vector<std::string> due;
+  for (size_t i = first; i < all.size(); ++i) {
+    const std::string said = all[i].name.empty() ? "ours" : all[i].name;
+    if (all[i].contract == contract.name &&
+        (options.subjects.empty() || contains(options.subjects, said)))
+      due.push_back(all[i].name);
+  }
+  return due;
+}
+
+void check_subjects(const Options& options, const Registry& registry) {
+  std::vector<std::string> known{"ours"};
+  for (const Subject& s : registry.subjects()) {
+    check_subject(s, registry);
+    if (!s.name.empty() && !contains(known, s.name)) known.push_back(s.name);
+  }
+  for (const std::string& s : options.subjects)
+    if (!contains(known, s))
+      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}",
+                                 fmt::join(known, " "), s, did_you_mean(s, known)));
+}
+
+std::string not_due(const Case& line, const Registry& registry) {
+  const std::string what = undeclared(line, declared_of(line, registry));
+  return what.empty() ? "" : fmt::format("{}: {}", called(line), what);
+}
+
+std::string checks_not_due(const Case& line, const Registry& registry,
+                           const std::vector<std::string>& only) {
+  const Contract& contract = registry.contract(line.contract);
+  const Declared declared = declared_of(line, registry);
+  Declared able = declared;
+  able.backward = true;
+  const auto asked = due_checks(contract, line, declared, only);
+  std::vector<std::string> left_out;
+  for (const std::string& check : due_checks(contract, line, able, only))
+    if (!contains(asked, check)) left_out.push_back(check);
+  return left_out.empty() ? ""
+                          : fmt::format("{}: {}", called(line), fmt::join(left_out, ", "));
+}
+
+std::vector<Case> witnesses_due(const Contract& c, const Registry& registry,
+                                const std::string& transport, const std::string& subject) {
+  std::vector<Case> due;
+  const Declared& declared = registry.subject(c.name, subject).declared;
+  for (const std::string& text : c.witnesses.empty() ? first_lines(c, registry) : c.witnesses) {
+    Case line = parse(text, registry);
+    line.set("transport", transport);
+    line.set("subject", subject);
+    if (!contains(declared.storage, line.dtype())) line.set("dtype", name(widest(declared.storage)));
+    if (fill_of(line) == Fill::integers && !has_exact_range(c, line)) continue;
+    if (undeclared(line, declared).empty()) due.push_back(std::move(line));
+  }
+  return due;
+}
+
+std::vector<Lane> unproven(const Options& options, const Registry& registry,
+                           const std::vector<Due>& due) {
+  std::vector<Lane> lanes;
+  std::set<std::string> seen;
+  for (const Due& d : due) {
+    if (d.what != Due::healthy || d.illegal || !seen.insert(called(d.line)).second) continue;
+    const Contract& c = registry.contract(d.line.contract);
+    const std::string& subject = d.line.text("subject");
+    if (declared_of(d.line, registry).own_communication) {
+      const std::string reason = called(d.line) + " communicates by itself";
+      lanes.push_back({"ledger", false, reason});
+      lanes.push_back({"operators", false, reason});
+    } else if (options.controls && witnesses_due(c, registry, d.line.text("transport"), subject).empty()) {
+      lanes.push_back({"operators", false, called(d.line) + " has no witness among the lines that it does"});
+    }
+  }
+  return lanes;
+}
+
+}  // namespace shardproof

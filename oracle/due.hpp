@@ -1,0 +1,32 @@
+// What is due: which subjects a gate judges, and what these declare that they do not do.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "oracle/gate.hpp"
+
+namespace shardproof {
+
+// Subjects of a contract that are judged: those asked for; else a user's where the registry has any,
+// else all.
+std::vector<std::string> subjects_due(const Options&, const Registry&, const Contract&);
+// Throws BadInput: unknown subjects asked for; registered ones whose contract does not exist or does
+// not take what they are `without`, or that make nothing.
+void check_subjects(const Options&, const Registry&);
+
+// Why its subject is not due on the line: "linear_row subject=mine: dtype=bf16"; "" where it is due.
+std::string not_due(const Case&, const Registry&);
+// The checks that a declaration takes off a line that is due, by name; "" where none:
+// "linear_row subject=mine: gradient, adjoint". Without what is `not proven` in its place.
+std::string checks_not_due(const Case&, const Registry&, const std::vector<std::string>& only);
+
+// Lines on which operators are tried, on a transport, for a subject: the contract's (else the first
+// f64 case of 2, 3, 4 and 2x2 ranks), in the widest type that it declares.
+std::vector<Case> witnesses_due(const Contract&, const Registry&, const std::string& transport,
+                                const std::string& subject);
+
+// What of the judge a healthy run has not reached, as lanes that are not proven: ledger and
+// operators of subjects that communicate by themselves or have no witness.
+std::vector<Lane> unproven(const Options&, const Registry&, const std::vector<Due>&);
+
+}  // namespace shardproof

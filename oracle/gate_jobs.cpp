@@ -1,0 +1,244 @@
+#include "oracle/gate_jobs.hpp"
+
+#include <fmt/format.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include "oracle/comm/door.hpp"
+
+namespace shardproof {
+namespace {
+
+// One list of fields for both directions.
+template <class A>
+void fields(A& a, Finding& f) {
+  a(f.check, f.tensor, f.message, f.means, f.where, f.index, f.rank, f.ranks, f.numeric, f.got, f.want, f.error, f.bound, f.ratio, f.wrong,
+    f.compared, f.pattern);
+}
+template <class A>
+void fields(A& a, CheckResult& c) {
+  a(c.check, c.verdict, c.ratio, c.exact, c.compared, c.note, c.findings, c.rank, c.index, c.where, c.bound);
+}
+template <class A>
+void fields(A& a, CaseResult& c) {
+  a(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds, c.steady_known, c.steady);
+}
+template <class A>
+void fields(A& a, ControlResult& c) {
+  a(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.ratio,
+    c.margin, c.exact, c.bound, c.rank, c.where, c.index, c.seconds);
+}
+
+class Writer {
+ public:
+  template <class... T>
+  void operator()(T&... values) {
+    (put(values), ...);
+  }
+  std::vector<std::byte> bytes;
+
+ private:
+  void raw(const void* p, size_t n) {
+    const auto* b = static_cast<const std::byte*>(p);
+    bytes.insert(bytes.end(), b, b + n);
+  }
+  template <class T>
+  void put(T& v) {
+    if constexpr (std::is_trivially_copyable_v<T>)
+      raw(&v, sizeof v);
+    else
+      fields(*this, v);
+  }
+  void put(std::string& s) {
+    uint64_t n = s.size();
+    raw(&n, sizeof n);
+    raw(s.data(), n);
+  }
+  template <class T>
+  void put(std::vector<T>& list) {
+    uint64_t n = list.size();
+    raw(&n, sizeof n);
+    for (T& v : list) put(v);
+  }
+};
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> in) : in_(in) {}
+  template <class... T>
+  void operator()(T&... values) {
+    (get(values), ...);
+  }
+
+ private:
+  void raw(void* p, size_t n) {
+    if (n > in_.size()) throw Infrastructure("a job of the gate sent a result that is not whole");
+    if (n > 0) std::memcpy(p, in_.data(), n);
+    in_ = in_.subspan(n);
+  }
+  uint64_t length() {
+    uint64_t n;
+    raw(&n, sizeof n);
+    if (n > in_.size()) throw Infrastructure("a job of the gate sent a result that is not whole");
+    return n;
+  }
+  template <class T>
+  void get(T& v) {
+    if constexpr (std::is_trivially_copyable_v<T>)
+      raw(&v, sizeof v);
+    else
+      fields(*this, v);
+  }
+  void get(std::string& s) {
+    s.resize(length());
+    raw(s.data(), s.size());
+  }
+  template <class T>
+  void get(std::vector<T>& list) {
+    list.resize(length());
+    for (T& v : list) get(v);
+  }
+  std::span<const std::byte> in_;
+};
+
+enum Kind : uint32_t { a_case, a_control, finished, failed };
+struct Head {
+  Kind kind;
+  uint64_t bytes;
+};
+
+void write_all(int fd, const void* p, size_t n) {
+  const char* c = static_cast<const char*>(p);
+  while (n > 0) {
+    const ssize_t w = ::write(fd, c, n);
+    if (w < 0 && errno == EINTR) continue;
+    if (w <= 0) ::_exit(3);  // the parent is gone
+    c += w;
+    n -= size_t(w);
+  }
+}
+
+bool read_all(int fd, void* p, size_t n) {
+  char* c = static_cast<char*>(p);
+  while (n > 0) {
+    const ssize_t r = ::read(fd, c, n);
+    if (r < 0 && errno == EINTR) continue;
+    if (r <= 0) return false;
+    c += r;
+    n -= size_t(r);
+  }
+  return true;
+}
+
+void send(int fd, Kind kind, std::span<const std::byte> bytes) {
+  const Head head{kind, bytes.size()};
+  write_all(fd, &head, sizeof head);
+  write_all(fd, bytes.data(), bytes.size());
+}
+
+class PipeSink final : public ResultSink {
+ public:
+  explicit PipeSink(int fd) : fd_(fd) {}
+  void put(const CaseResult& r) override { write(a_case, r); }
+  void put(const ControlResult& r) override { write(a_control, r); }
+
+ private:
+  template <class T>
+  void write(Kind kind, T result) {
+    Writer w;
+    fields(w, result);
+    send(fd_, kind, w.bytes);
+  }
+  int fd_;
+};
+
+struct Part {
+  pid_t pid = -1;
+  int fd = -1;
+};
+
+[[noreturn]] void run_part(int part, int fd, const std::function<void(int, ResultSink&)>& work) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  try {
+    PipeSink sink(fd);
+    work(part, sink);
+    send(fd, finished, {});
+  } catch (const std::exception& e) {
+    send(fd, failed, std::as_bytes(std::span(e.what(), std::strlen(e.what()))));
+  }
+  ::_exit(0);
+}
+
+// False: the part is through.
+bool receive(const Part& part, ResultSink& results) {
+  Head head;
+  if (!read_all(part.fd, &head, sizeof head)) throw Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through", part.pid));
+  std::vector<std::byte> bytes(head.bytes);
+  if (!read_all(part.fd, bytes.data(), bytes.size())) throw Infrastructure("a job of the gate ended in the middle of a result");
+  Reader r(bytes);
+  if (head.kind == a_case) {
+    CaseResult c;
+    fields(r, c);
+    results.put(c);
+  } else if (head.kind == a_control) {
+    ControlResult c;
+    fields(r, c);
+    results.put(c);
+  } else if (head.kind == failed) {
+    throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  return head.kind != finished;
+}
+
+}  // namespace
+
+void run_parts(int parts, const std::function<void(int, ResultSink&)>& work, ResultSink& results) {
+  std::vector<Part> open;
+  std::fflush(nullptr);
+  for (int i = 0; i < parts; ++i) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
+    Part p;
+    p.fd = ends[0];
+    p.pid = ::fork();
+    if (p.pid < 0) throw Infrastructure(fmt::format("fork: {}", std::strerror(errno)));
+    if (p.pid == 0) {
+      ::close(ends[0]);
+      run_part(i, ends[1], work);
+    }
+    ::close(ends[1]);
+    open.push_back(p);
+  }
+  const auto end = [](Part& p, bool kill) {
+    if (kill) ::kill(p.pid, SIGKILL);
+    ::close(p.fd);
+    ::waitpid(p.pid, nullptr, 0);
+  };
+  try {
+    while (!open.empty()) {
+      std::vector<pollfd> polls;
+      for (const Part& p : open) polls.push_back({p.fd, POLLIN, 0});
+      ::poll(polls.data(), polls.size(), 100);
+      for (size_t i = open.size(); i-- > 0;)
+        if (polls[i].revents && !receive(open[i], results)) {
+          end(open[i], false);
+          open.erase(open.begin() + long(i));
+        }
+      results.tick();
+    }
+  } catch (...) {
+    for (Part& p : open) end(p, true);
+    throw;
+  }
+}
+
+}  // namespace shardproof
