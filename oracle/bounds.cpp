@@ -3,8 +3,12 @@
 //   tier E   exact data: every intermediate is a number of the format, the allowed error is 0
 //   tier D   deterministic: holds for every order of summation, never a false alarm where the
 //            arithmetic model fl(a op b) = (a op b)(1 + d), |d| <= u, holds
+//   tier A   Azuma: holds but for a share of the false-alarm budget where moreover the d are
+//            independent of mean 0 (rounding to nearest) and the terms come in random order
+//   tier W   rms of a whole tensor's errors in the scale of tier A: at most 1 where it is large
 //
-// A tier is a function from (precision, gauge, element) to an error; bound_of chooses among them.
+// Each tier is a function of (precision, gauge, element). Where A is valid an element is allowed the
+// smaller of D and A.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -47,7 +51,7 @@ Precision precision_in(const Case& line, const Declared& declared, DType storage
 
 Precision precision_of_result(const Evidence& e, const Operand& o, bool gradient) {
   Precision p = precision_in(*e.line, e.declared, e.dtype_of(o));
-  if (gradient)
+  if (gradient && o.role == Operand::parameter)
     if (const auto grad = keyed_dtype(*e.line, "grad")) p.u_out = unit_roundoff(*grad);
   return p;
 }
@@ -84,10 +88,97 @@ double element(const Deterministic& d, double want, double magnitude, double fam
   return computed + d.u_out * (stored + computed) + d.reference * magnitude + d.tiny;
 }
 
-bool is_partial(const Layout& layout, const Mesh& mesh) {
+// How many parts the judge adds to what a result denotes: 1 where it is whole.
+int64_t parts_of(const Layout& layout, const Mesh& mesh) {
+  int64_t parts = 1;
   for (const auto& [axis, placement] : layout)
-    if (placement.kind == Placement::partial && mesh.size(axis) > 1) return true;
-  return false;
+    if (placement.kind == Placement::partial) parts *= mesh.size(axis);
+  return parts;
+}
+
+// ---- Tier A
+
+// Elements that a run may compare at most: what a counter holds. The factor grows with the root of
+// its logarithm only, so that no closer count is worth having.
+constexpr double most_elements = 0x1p63;
+const double log_alarms = std::log(2 * most_elements / false_alarm_budget);
+
+// E s_k^2 of the sum of k out of n terms in random order is  v x (v2 of all terms) + c x (sum)^2,
+// where v2 = sum of squares - sum^2 / n.
+struct Moments {
+  double v = 0, c = 0;
+  Moments& operator+=(const Moments& m) { return v += m.v, c += m.c, *this; }
+};
+Moments operator*(double by, Moments m) { return {by * m.v, by * m.c}; }
+
+Moments of_sum(double k, double n) {
+  return {n > 1 ? k * (n - k) / (n * (n - 1)) : 0, k * k / (n * n)};
+}
+// Sum of the above over k = 1 .. length.
+Moments of_partial_sums(double length, double n) {
+  const double sum = length * (length + 1) / 2, squares = sum * (2 * length + 1) / 3;
+  return {n > 1 ? (n * sum - squares) / (n * (n - 1)) : 0, squares / (n * n)};
+}
+// The same over k = step, 2 step .. count step, without the first.
+Moments of_hops(double step, double count, double n) {
+  const double sum = count * (count + 1) / 2, squares = sum * (2 * count + 1) / 3;
+  Moments m{n > 1 ? (n * step * sum - step * step * squares) / (n * (n - 1)) : 0,
+            step * step * squares / (n * n)};
+  return m += -1 * of_sum(step, n);
+}
+
+struct Statistical {
+  double n = 1;              // terms in all
+  Moments rounded;           // of the variance proxy of an error
+  double squares = 0;        // times the sum of squared terms: roundings of the products
+  double u_out = 0, tiny = 0;
+  bool partial = false;
+};
+
+// n = K p q terms: K on a rank, p ranks on the wire, q parts that the judge adds.
+Statistical statistical(const Precision& p, const Gauge& g, int64_t parts) {
+  const double K = double(g.terms), ranks = double(g.reduced), q = double(parts), n = K * ranks * q;
+  const double acc = p.u_acc * p.u_acc, wire = p.u_wire * p.u_wire, out = p.u_out * p.u_out,
+               reference = u_reference * u_reference;
+  const double widened = (1 + gamma(K, p.u_acc)) * (g.reduced > 1 ? 1 + gamma(ranks, p.u_wire) : 1);
+  Statistical s;
+  s.n = n;
+  s.rounded = (acc * ranks * q) * of_partial_sums(K, n);
+  s.rounded += reference * of_partial_sums(n, n);
+  s.squares = acc + reference;
+  if (g.reduced > 1) {
+    s.rounded += (wire * q * ranks) * of_sum(K, n);
+    s.rounded += (wire * q) * of_hops(K, ranks, n);
+  }
+  if (parts > 1) s.rounded += (out * q) * of_sum(K * ranks, n);
+  s.rounded = widened * widened * s.rounded;
+  s.squares *= widened * widened;
+  s.u_out = p.u_out;
+  s.partial = parts > 1;
+  return s;
+}
+
+// Root of the variance proxy of what is computed, before it is stored.
+double scale_computed(const Statistical& s, double want, double squares) {
+  const double v2 = std::max(0.0, squares - want * want / s.n);
+  return std::sqrt(s.rounded.v * v2 + s.rounded.c * want * want + s.squares * squares);
+}
+
+double scale_stored(const Statistical& s, double want, double squares) {
+  return s.partial ? scale_computed(s, want, squares)
+                   : std::hypot(scale_computed(s, want, squares), s.u_out * want);
+}
+
+double element(const Statistical& s, double want, double squares) {
+  const double computed = std::sqrt(2 * log_alarms) * scale_computed(s, want, squares);
+  return computed + (s.partial ? 0 : s.u_out * (std::abs(want) + computed)) + s.tiny;
+}
+
+// Rounding to nearest of sums in random order: what tier A takes for granted.
+bool rounds_at_random(const Evidence& e, const Feed& feed, const Precision& p, const Gauge& g) {
+  const bool random = feed.fill == Fill::normal || feed.fill == Fill::large;
+  return random && g.independent && !p.truncates && g.bound.empty() && !g.squares.empty() &&
+         std::isfinite(gamma(double(g.terms), p.u_acc)) && !exact_data(e, feed);
 }
 
 }  // namespace
@@ -110,14 +201,62 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
                                         bool gradient, const Whole& want, const Gauge& gauge) {
   const bool moved = gauge.magnitude.empty() && gauge.bound.empty();
   if (exact_data(e, feed) || moved) return [](int64_t) { return 0.0; };
-  const bool partial = is_partial(gradient ? dual(o.layout) : o.layout, e.mesh);
-  const Deterministic d = deterministic(precision_of_result(e, o, gradient), gauge, partial);
+  const int64_t parts = parts_of(gradient ? dual(o.layout) : o.layout, e.mesh);
+  const Precision p = precision_of_result(e, o, gradient);
+  const Deterministic d = deterministic(p, gauge, parts > 1);
   const double* value = want.value.data();
   const double* magnitude = gauge.magnitude.empty() ? nullptr : gauge.magnitude.data();
   const double* family = gauge.bound.empty() ? nullptr : gauge.bound.data();
-  return [=](int64_t i) {
+  const auto in_any_order = [=](int64_t i) {
     return element(d, value[i], magnitude ? magnitude[i] : std::abs(value[i]),
                    family ? family[i] : 0);
+  };
+  if (!rounds_at_random(e, feed, p, gauge)) return in_any_order;
+  Statistical s = statistical(p, gauge, parts);
+  s.tiny = d.tiny;
+  const double* squares = gauge.squares.data();
+  return [=](int64_t i) {
+    return std::min(in_any_order(i), element(s, value[i], squares[i]));
+  };
+}
+
+std::function<double(int64_t)> scale_of(const Evidence& e, const Feed& feed, const Operand& o,
+                                        bool gradient, const Whole& want, const Gauge& gauge) {
+  const Precision p = precision_of_result(e, o, gradient);
+  if (!rounds_at_random(e, feed, p, gauge)) return nullptr;
+  const Statistical s =
+      statistical(p, gauge, parts_of(gradient ? dual(o.layout) : o.layout, e.mesh));
+  const double *value = want.value.data(), *squares = gauge.squares.data();
+  return [=](int64_t i) { return scale_stored(s, value[i], squares[i]); };
+}
+
+// sum z^2 of n errors in their scales is dominated by chi^2 with n degrees of freedom, whose tail
+// beyond n + 2 sqrt(n L) + 2 L has at most probability exp(-L) (Laurent and Massart).
+double rms_limit(int64_t elements) {
+  const double n = double(elements);
+  return std::sqrt(1 + 2 * std::sqrt(log_alarms / n) + 2 * log_alarms / n);
+}
+
+// Each microbatch is within its own bound; n - 1 additions to what is there, and each running sum
+// rounds: n roundings of what is at most the sum of all |want| + bound.
+std::function<double(int64_t)> bound_of_sum(const Evidence& e, const Operand& o,
+                                            std::vector<Addend> addends) {
+  const Precision p = precision_of_result(e, o, /*gradient=*/true);
+  const bool exact =
+      std::all_of(addends.begin(), addends.end(), [&](auto& a) { return exact_data(e, a.feed); });
+  if (exact) return [](int64_t) { return 0.0; };
+  std::vector<std::function<double(int64_t)>> bounds;
+  for (const Addend& a : addends)
+    bounds.push_back(bound_of(e, a.feed, o, /*gradient=*/true, *a.want, *a.gauge));
+  const double added = gamma(double(addends.size()), p.u_acc + p.u_out + u_reference);
+  return [=](int64_t i) {
+    double allowed = 0, magnitude = 0;
+    for (size_t a = 0; a < addends.size(); ++a) {
+      const double b = bounds[a](i);
+      allowed += b;
+      magnitude += std::abs(addends[a].want->value[size_t(i)]) + b;
+    }
+    return allowed + added * magnitude;
   };
 }
 

@@ -82,6 +82,18 @@ Precision precision_of(const Case&, const Declared&);
 // computed: bound 0.
 std::function<double(int64_t)> bound_of(const Evidence&, const Operand&, bool gradient, const Whole& want, const Gauge&);
 std::function<double(int64_t)> bound_of(const Evidence&, const Feed&, const Operand&, bool gradient, const Whole& want, const Gauge&);
+// Scale of an element's error: root of its variance proxy, tier A without its factor. Null where A
+// is not valid.
+std::function<double(int64_t)> scale_of(const Evidence&, const Feed&, const Operand&, bool gradient, const Whole& want, const Gauge&);
+// Largest rms of that many errors, each in its scale.
+double rms_limit(int64_t elements);
+// Allowed error of a parameter's gradient that is added into across backwards.
+struct Addend {
+  Feed feed;
+  const Whole* want;
+  const Gauge* gauge;
+};
+std::function<double(int64_t)> bound_of_sum(const Evidence&, const Operand&, std::vector<Addend>);
 Fill fill_of(const Case&);
 bool exact_data(const Evidence&, const Feed&);  // integers on a linear contract
 

@@ -304,7 +304,7 @@ void add(const Evidence& e, int operand, bool gradient, Compared c, Judgement& j
   const Layout layout = result_layout(o, gradient);
   j.exact = j.exact && c.exact;
   j.compared += c.compared;
-  if (c.worst_at >= 0 && (j.rank < 0 || c.worst_ratio > j.ratio)) {
+  if (c.worst_at >= 0 && (j.where.empty() || c.worst_ratio > j.ratio)) {
     j.rank = c.worst_rank;
     j.bound = c.worst_bound;
     j.index = coordinates(c.worst_at, denoted_shape(o.shape, layout, e.mesh));
@@ -321,6 +321,18 @@ void add(const Evidence& e, int operand, bool gradient, Compared c, Judgement& j
   else if (c.zeros && c.compared > 0)
     j.vacuous =
         tensor_name(o, gradient) + ": truth and result are zero everywhere, so nothing was asked";
+}
+
+void add(std::optional<WholeTensor> w, Judgement& j) {
+  if (!w) return;
+  if (w->ratio() > j.ratio && !w->finding) {
+    j.rank = -1;
+    j.index.clear();
+    j.bound = w->limit;
+    j.where = "rms of errors in their scales";
+  }
+  j.ratio = std::max(j.ratio, w->ratio());
+  if (w->finding) j.findings.push_back(std::move(*w->finding));
 }
 
 }  // namespace
@@ -342,6 +354,10 @@ Judgement against_truth(const Evidence& e, int shot, std::string_view word, bool
         compare(e, shot, step, i, gradient, want, bound_of(e, feed, o, gradient, want, gauge));
     const bool clean = !c.finding;
     add(e, i, gradient, std::move(c), j);
+    if (clean)
+      add(whole_tensor(e, shot, step, i, gradient, want,
+                       scale_of(e, feed, o, gradient, want, gauge)),
+          j);
     if (clean && is_the_reference(e, feed, shot, step, i, gradient, want, gauge))
       j.vacuous = tensor_name(o, gradient) +
                   ": every element is the correctly rounded truth; a subject that calls the "

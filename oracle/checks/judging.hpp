@@ -64,6 +64,17 @@ Agreement same_results(const Evidence&, const Steps&);
 // Results of type I and R of one shot, byte for byte over their ranks (replica.cpp).
 Agreement same_replicas(const Evidence&, int shot);
 
+// rms of the errors of a tensor, each in its scale (whole_tensor.cpp). Empty where no scale is valid
+// or a result is missing.
+struct WholeTensor {
+  double rms = 0, limit = 1;
+  std::optional<Finding> finding;  // where rms > limit
+  double ratio() const { return rms / limit; }
+};
+std::optional<WholeTensor> whole_tensor(const Evidence&, int shot, int step, int operand,
+                                        bool gradient, const Whole& want,
+                                        const std::function<double(int64_t)>& scale);
+
 // Passed where something was compared and nothing was found; vacuous where nothing was compared.
 CheckResult conclude(const std::string& check, int64_t compared, std::vector<Finding>,
                      std::string note = "");
