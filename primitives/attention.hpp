@@ -1,0 +1,125 @@
+// Context-parallel attention on the p ranks of the cp axis, heads cut over tp.
+//
+//   q [Tq/p, n, dk]   k [Tk/p, g, dk]   v [Tk/p, g, dv]   o [Tq/p, n, dv]   lse [Tq/p, n]
+//   where seq is given: [seq/p, batch/dp, ..]; n, g heads of one tp rank; rows by layout=
+//
+//   allgather   K, V gathered in rank order; backward gathers them again, dK, dV reduce-scattered
+//   ring        K, V of a rank turn p-1 times, one message a hop, two buffers, each hop under way
+//               while the block that is here is computed; in backward dK, dV turn p times with
+//               them, in the accumulation type, and so come home
+//   alltoall    tokens for heads (Ulysses): q, k, v exchanged, n/p heads attend over all tokens, o
+//               exchanged back; lse stays cut by heads. Fewer key heads than ranks are copied with
+//               kv_replicate=on and their gradients summed over the copies
+//   hierarchical  alltoall inside runs of `inner` ranks, ring across them
+//
+// Parts of dK and dV travel in f32 under bf16 and f16 (wire= says otherwise); everything else in
+// the storage type. lse is f32, f64 under f64.
+#pragma once
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "primitives/attention_core.hpp"
+
+namespace shardproof::primitives {
+
+// Numbers that every step of a kernel needs.
+struct ContextRank {
+  explicit ContextRank(Rank&);
+  Rank& rank;
+  const Case& line;
+  Communicator& cp;
+  ContextLine context;
+  DType storage, accumulate, wire;
+  bool single() const { return accumulate != DType::f64; }
+};
+
+// [tokens.., heads, dim] or [tokens.., heads].
+int64_t extent_from_end(const View&, int from_end);
+// Rounded once on the way into a view.
+void write(const View&, std::span<const double>);
+View flat(const View& contiguous);
+
+// Inputs of one forward, and its results in the accumulation type.
+struct AttentionSaved : Saved {
+  View q, k, v;
+  Values o, lse;
+  std::unique_ptr<AttentionPass> pass;
+};
+
+class ContextAttention : public Kernel {
+ public:
+  explicit ContextAttention(std::unique_ptr<AttentionCore> core);
+  std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
+                                 std::span<const View> outputs) override;
+  void backward(Rank&, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override;
+  int64_t pairs() const { return pairs_; }  // computed by the last forward on this rank
+
+ protected:
+  struct Incoming {
+    const Statistics& rows;
+    const Values& g;
+  };
+  struct Outgoing {
+    Values q, k, v;  // of the own tokens
+  };
+  virtual void attend(ContextRank&, const AttentionSaved&, Softmax&) = 0;
+  virtual void differentiate(ContextRank&, const AttentionSaved&, const Incoming&, Outgoing&) = 0;
+
+  std::unique_ptr<AttentionCore> core_;
+  int64_t pairs_ = 0;
+};
+
+class AttentionAllGather : public ContextAttention {
+ public:
+  explicit AttentionAllGather(
+      std::unique_ptr<AttentionCore> core = std::make_unique<AttentionCore>())
+      : ContextAttention(std::move(core)) {}
+
+ protected:
+  void attend(ContextRank&, const AttentionSaved&, Softmax&) override;
+  void differentiate(ContextRank&, const AttentionSaved&, const Incoming&, Outgoing&) override;
+};
+
+class AttentionRing : public ContextAttention {
+ public:
+  explicit AttentionRing(std::unique_ptr<AttentionCore> core = std::make_unique<AttentionCore>())
+      : ContextAttention(std::move(core)) {}
+
+ protected:
+  void attend(ContextRank&, const AttentionSaved&, Softmax&) override;
+  void differentiate(ContextRank&, const AttentionSaved&, const Incoming&, Outgoing&) override;
+
+  virtual int direction() const { return 1; }
+  virtual int steps_forward(int ranks) const { return ranks; }
+  // The hop of dK, dV after a step; 0: they stay.
+  virtual int gradient_hop(int /*step*/, int /*ranks*/) const { return direction(); }
+  // Keys and values that a backward step multiplies.
+  virtual View keys_in_backward(const View& arrived, const View& /*own*/) const { return arrived; }
+};
+
+class AttentionAllToAll : public Kernel {
+ public:
+  explicit AttentionAllToAll(
+      std::unique_ptr<AttentionCore> core = std::make_unique<AttentionCore>())
+      : core_(std::move(core)) {}
+  std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
+                                 std::span<const View> outputs) override;
+  void backward(Rank&, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override;
+  int64_t pairs() const { return pairs_; }
+
+ protected:
+  // [tokens/p, .., heads, dim] <-> [tokens, .., heads/p, dim], tokens in the order of ranks.
+  virtual void tokens_for_heads(ContextRank&, const View& by_tokens, const View& by_heads);
+  virtual void heads_for_tokens(ContextRank&, const View& by_heads, const View& by_tokens);
+
+ private:
+  View exchanged(ContextRank&, const View& by_tokens);
+  View home(ContextRank&, const Values&, const View& like, DType);
+  std::unique_ptr<AttentionCore> core_;
+  int64_t pairs_ = 0;
+};
+
+}  // namespace shardproof::primitives

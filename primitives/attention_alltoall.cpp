@@ -1,0 +1,153 @@
+// Tokens for heads, attention over all tokens on n/p heads, heads for tokens.
+#include "primitives/attention.hpp"
+
+namespace shardproof::primitives {
+namespace {
+
+int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
+
+struct AllToAllSaved : Saved {
+  View q, k, v;  // as they came, for the shapes of their gradients
+  Values k_all, v_all, o,
+      lse;  // [all tokens, heads of this rank, ..], tokens in the order of ranks
+  std::unique_ptr<AttentionPass> pass;
+  std::vector<Label> keys;
+};
+
+std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks) {
+  std::vector<int64_t> shape = by_tokens.shape;
+  shape[0] *= ranks;
+  shape[shape.size() - 2] /= ranks;
+  return shape;
+}
+
+// Fewer heads than ranks: head g stands p/g times in a row, once for each rank that reads it.
+View copied_heads(ContextRank& c, const View& v) {
+  const int64_t heads = extent_from_end(v, 2), ranks = c.cp.size(), copies = ranks / heads;
+  if (heads % ranks == 0) return v;
+  std::vector<int64_t> shape = v.shape;
+  shape[shape.size() - 2] = ranks;
+  const View wide = c.rank.workspace(v.dtype, shape);
+  for (int64_t h = 0; h < ranks; ++h)
+    copy(v.narrow(heads_dim(v), h / copies, 1), wide.narrow(heads_dim(v), h, 1));
+  return wide;
+}
+
+// Gradient of copied_heads: the sum over the copies of each head.
+void sum_copies(const ContextRank& c, const View& wide, const View& heads_of) {
+  const int64_t heads = extent_from_end(heads_of, 2), copies = extent_from_end(wide, 2) / heads;
+  for (int64_t h = 0; h < heads; ++h) {
+    Values sum = to_doubles(wide.narrow(heads_dim(wide), h * copies, 1));
+    for (int64_t i = 1; i < copies; ++i) {
+      const Values more = to_doubles(wide.narrow(heads_dim(wide), h * copies + i, 1));
+      for (size_t n = 0; n < sum.size(); ++n)
+        sum[n] = c.single() ? double(float(sum[n] + more[n])) : sum[n] + more[n];
+    }
+    write(heads_of.narrow(heads_dim(heads_of), h, 1), sum);
+  }
+}
+
+// Row of the sequence behind each token of the order of ranks.
+std::vector<int64_t> rows_in_rank_order(const ContextRank& c) {
+  std::vector<int64_t> rows;
+  for (int r = 0; r < c.cp.size(); ++r)
+    for (int64_t row : owned_rows(c.context, c.context.rows, r)) rows.push_back(row);
+  return rows;
+}
+
+// Between lse [rows, .., heads] in the order of the sequence and rows in the order of ranks.
+void put_in_order(const ContextRank& c, const Values& by_ranks, const View& lse) {
+  const auto rows = rows_in_rank_order(c);
+  const size_t width = by_ranks.size() / rows.size();
+  for (size_t i = 0; i < rows.size(); ++i)
+    write(lse.narrow(0, rows[i], 1), std::span(by_ranks).subspan(i * width, width));
+}
+Values in_rank_order(const ContextRank& c, const View& lse) {
+  Values all;
+  for (int64_t row : rows_in_rank_order(c))
+    for (double x : to_doubles(lse.narrow(0, row, 1))) all.push_back(x);
+  return all;
+}
+
+std::vector<Label> labels_of_all(const ContextRank& c, const AttentionCore& core, bool keys) {
+  std::vector<Label> all;
+  for (int r = 0; r < c.cp.size(); ++r)
+    for (const Label& label : keys ? core.keys(c.context, r) : core.queries(c.context, r))
+      all.push_back(label);
+  return all;
+}
+
+}  // namespace
+
+void AttentionAllToAll::tokens_for_heads(ContextRank& c, const View& by_tokens,
+                                         const View& by_heads) {
+  c.cp.all_to_all(by_tokens, by_heads, heads_dim(by_tokens), 0);
+}
+void AttentionAllToAll::heads_for_tokens(ContextRank& c, const View& by_heads,
+                                         const View& by_tokens) {
+  c.cp.all_to_all(by_heads, by_tokens, 0, heads_dim(by_tokens));
+}
+
+View AttentionAllToAll::exchanged(ContextRank& c, const View& by_tokens) {
+  const View by_heads = c.rank.workspace(by_tokens.dtype, shape_by_heads(by_tokens, c.cp.size()));
+  tokens_for_heads(c, by_tokens, by_heads);
+  return by_heads;
+}
+
+// Values [all tokens, own heads, dim] as a tensor of the own tokens, shaped like `like` except for
+// its heads, which are those of all ranks.
+View AttentionAllToAll::home(ContextRank& c, const Values& values, const View& like, DType dtype) {
+  std::vector<int64_t> shape = like.shape;
+  shape[shape.size() - 2] = 1;
+  shape[shape.size() - 2] =
+      int64_t(values.size()) / product(shape);  // heads of all ranks, copies included
+  const View by_tokens = c.rank.workspace(dtype, shape);
+  const View by_heads = c.rank.workspace(dtype, shape_by_heads(by_tokens, c.cp.size()));
+  write(by_heads, values);
+  heads_for_tokens(c, by_heads, by_tokens);
+  return by_tokens;
+}
+
+std::unique_ptr<Saved> AttentionAllToAll::forward(Rank& rank, std::span<const View> inputs,
+                                                  std::span<const View> outputs) {
+  if (auto refused = refused_attention_alltoall(rank.line())) throw *refused;
+  ContextRank c(rank);
+  auto saved = std::make_unique<AllToAllSaved>();
+  saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2];
+  const View q = exchanged(c, saved->q), k = exchanged(c, copied_heads(c, saved->k)),
+             v = exchanged(c, copied_heads(c, saved->v));
+  const HeadShape shape{extent_from_end(q, 2), extent_from_end(k, 2), extent_from_end(q, 1),
+                        extent_from_end(v, 1)};
+  saved->keys = labels_of_all(c, *core_, true);
+  saved->pass = std::make_unique<AttentionPass>(c.line, *core_, shape, c.single(), to_doubles(q),
+                                                labels_of_all(c, *core_, false));
+  saved->k_all = to_doubles(k), saved->v_all = to_doubles(v);
+  Softmax sum = saved->pass->nothing();
+  saved->pass->add(sum, saved->pass->block(saved->keys, c.cp.rank(), -1, c.cp.size(), 0),
+                   saved->k_all, saved->v_all);
+  saved->o = saved->pass->output(sum);
+  saved->lse = saved->pass->lse(sum);
+  copy(home(c, saved->o, outputs[0], c.storage), outputs[0]);
+  put_in_order(c, saved->lse, outputs[1]);
+  pairs_ = saved->pass->pairs;
+  return saved;
+}
+
+void AttentionAllToAll::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
+                                 std::span<const View> gradients) {
+  ContextRank c(rank);
+  const auto& saved = static_cast<const AllToAllSaved&>(state);
+  const Values g = to_doubles(exchanged(c, cotangents[0]));
+  const Statistics rows =
+      saved.pass->statistics(saved.o, saved.lse, g, in_rank_order(c, cotangents[1]));
+  Values dq(saved.pass->q.size()), dk(saved.k_all.size()), dv(saved.v_all.size());
+  saved.pass->add_gradients(saved.pass->block(saved.keys, c.cp.rank(), -1, c.cp.size(), 0), rows,
+                            saved.k_all, saved.v_all, g, dq, dk, dv);
+  copy(home(c, dq, saved.q, c.storage), gradients[0]);
+  // Copies of a head are parts of a sum and travel like one.
+  const bool copies = extent_from_end(saved.k, 2) % c.cp.size() != 0;
+  sum_copies(c, home(c, dk, saved.k, copies ? c.wire : c.storage), gradients[1]);
+  sum_copies(c, home(c, dv, saved.v, copies ? c.wire : c.storage), gradients[2]);
+}
+
+}  // namespace shardproof::primitives

@@ -1,0 +1,252 @@
+#include "primitives/attention_line.hpp"
+
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+
+namespace shardproof::primitives {
+namespace {
+
+using Refusal = std::optional<Rejected>;
+
+int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+std::string said(const Case& line, const char* key) {
+  return std::string(key) + "=" + line.text(key);
+}
+
+int64_t at_or(const Case& line, const char* key, int64_t fallback) {
+  return line.has(key) ? line.at(key) : fallback;
+}
+
+std::vector<int64_t> documents_of(const Case& line) {
+  if (!line.has("docs") || line.text("docs").empty()) return {};
+  return parse_list("docs", line.text("docs"));
+}
+
+bool zigzag(const std::string& layout) { return layout != "contiguous"; }
+
+// Chunks r and 2p-1-r of `extent` rows from `first` on.
+void append_zigzag(int64_t first, int64_t extent, int p, int r, std::vector<int64_t>& rows) {
+  const int64_t chunk = extent / (2 * p);
+  for (int64_t i = 0; i < chunk; ++i) rows.push_back(first + r * chunk + i);
+  for (int64_t i = 0; i < chunk; ++i) rows.push_back(first + (2 * p - 1 - r) * chunk + i);
+}
+
+}  // namespace
+
+int64_t rows_of_documents(const std::string& layout, const std::vector<int64_t>& lengths,
+                          int ranks) {
+  if (layout != "zigzag")
+    return rounded_up(std::accumulate(lengths.begin(), lengths.end(), int64_t(0)),
+                      zigzag(layout) ? 2 * ranks : ranks);
+  int64_t rows = 0;
+  for (int64_t n : lengths) rows += rounded_up(n, 2 * ranks);
+  return rows;
+}
+
+ContextLine::ContextLine(const Case& line)
+    : ranks(line.ranks(Axis::cp)),
+      layout(line.text("layout")),
+      documents(documents_of(line)),
+      batch(at_or(line, "batch", 1) / line.ranks(Axis::dp)) {
+  const int64_t seq = at_or(line, "seq", 0);
+  rows = seq > 0 ? seq : line.at("tokens");
+  if (!documents.empty()) rows = rows_of_documents(layout, documents, ranks);
+  key_rows = rows;
+  if (documents.empty() && line.has("kv_tokens"))
+    key_rows = line.at("kv_tokens") / (seq > 0 ? line.at("batch") : 1);
+}
+
+std::vector<int64_t> owned_rows(const ContextLine& c, int64_t rows, int r) {
+  std::vector<int64_t> owned;
+  if (c.layout == "contiguous") {
+    owned.resize(size_t(rows / c.ranks));
+    std::iota(owned.begin(), owned.end(), r * (rows / c.ranks));
+  } else if (c.layout == "zigzag" && !c.documents.empty()) {
+    int64_t first = 0;
+    for (int64_t n : c.documents) {
+      const int64_t padded = rounded_up(n, 2 * c.ranks);
+      append_zigzag(first, padded, c.ranks, r, owned);
+      first += padded;
+    }
+  } else {
+    append_zigzag(0, rows, c.ranks, r, owned);
+  }
+  return owned;
+}
+
+std::vector<Label> labels_of_documents(const ContextLine& c) {
+  std::vector<Label> labels;
+  for (size_t d = 0; d < c.documents.size(); ++d) {
+    for (int64_t i = 0; i < c.documents[d]; ++i) labels.push_back({int64_t(d), i});
+    if (c.layout == "zigzag")
+      labels.resize(labels.size() - size_t(c.documents[d]) +
+                    size_t(rounded_up(c.documents[d], 2 * c.ranks)));
+  }
+  labels.resize(size_t(c.rows));
+  return labels;
+}
+
+std::vector<Label> labels_of_sequence(int64_t rows, int64_t first) {
+  std::vector<Label> labels;
+  for (int64_t i = 0; i < rows; ++i) labels.push_back({0, first + i});
+  return labels;
+}
+
+std::vector<Label> local_labels(const ContextLine& c, const std::vector<Label>& by_row, int r) {
+  std::vector<Label> labels;
+  for (int64_t row : owned_rows(c, int64_t(by_row.size()), r))
+    for (int64_t b = 0; b < c.batch; ++b) {
+      labels.push_back(by_row[size_t(row)]);
+      if (labels.back().sequence >= 0) labels.back().sequence += b;
+    }
+  return labels;
+}
+
+Window window_of(const Case& line) {
+  if (!line.has("window") || line.text("window").empty()) return {};
+  const auto sides = parse_list("window", line.text("window"));
+  return {sides.at(0), sides.at(1)};
+}
+
+double number_of(const Case& line, const char* key, double fallback) {
+  return !line.has(key) || line.text(key).empty() ? fallback
+                                                  : std::strtod(line.text(key).c_str(), nullptr);
+}
+
+namespace {
+
+Refusal when(bool met, std::string expected, std::string what, std::string advice) {
+  if (!met) return {};
+  return Rejected(std::move(expected), std::move(what), std::move(advice));
+}
+
+Refusal undivided(const std::string& what, int64_t extent, int64_t divisor, const std::string& by) {
+  return when(extent % divisor != 0, what + " divisible by " + by + " = " + std::to_string(divisor),
+              std::to_string(extent),
+              "choose a multiple of " + std::to_string(divisor) + ", such as " +
+                  std::to_string(rounded_up(extent, divisor)));
+}
+
+Refusal axes(const Case& line) {
+  return first_refusal(
+      when(line.ranks(Axis::ep) > 1 || line.ranks(Axis::pp) > 1, "the axes tp, cp and dp only",
+           said(line, "ep") + " " + said(line, "pp"),
+           "there is no expert and no pipeline axis here: leave ep and pp at 1"),
+      when(line.ranks(Axis::dp) > 1 && at_or(line, "seq", 0) == 0, "seq and batch where dp > 1",
+           said(line, "dp") + " with tokens only", "dp cuts the batch: write seq= and batch="),
+      when(at_or(line, "batch", 1) % line.ranks(Axis::dp) != 0,
+           "batch divisible by dp = " + line.text("dp"), std::to_string(at_or(line, "batch", 1)),
+           "dp cuts the batch: choose a multiple"));
+}
+
+Refusal documents(const Case& line) {
+  const auto lengths = documents_of(line);
+  if (lengths.empty()) return {};
+  int64_t end = 0;
+  for (size_t d = 0; d < lengths.size(); end += lengths[d++])
+    if (lengths[d] < 0)
+      return Rejected("cu_seqlens that never fall",
+                      "document " + std::to_string(d) + " of " + std::to_string(lengths[d]) +
+                          " tokens, from " + std::to_string(end) + " to " +
+                          std::to_string(end + lengths[d]),
+                      "a document has 0 tokens or more");
+  return first_refusal(
+      when(end != line.at("tokens"), "documents that hold all tokens, " + said(line, "tokens"),
+           "document " + std::to_string(lengths.size() - 1) + " ending at " + std::to_string(end),
+           "leave tokens out, or let docs add up to it"),
+      when(end == 0, "a document with a token", "none", "give one of them a length"),
+      when(at_or(line, "seq", 0) > 0, "documents in one row of tokens", said(line, "seq"),
+           "leave seq and batch out where docs is given"));
+}
+
+Refusal rows(const Case& line) {
+  const int64_t seq = at_or(line, "seq", 0), batch = at_or(line, "batch", 1);
+  if (!documents_of(line).empty()) return {};
+  if (line.text("layout") == "zigzag_row")
+    return Rejected("docs where layout=zigzag_row", "none", "one sequence is cut by layout=zigzag");
+  if (Refusal r =
+          first_refusal(when(seq == 0 && batch != 1, "seq wherever batch is given",
+                             said(line, "batch"), "write seq= and batch=, or tokens="),
+                        when(seq > 0 && line.at("tokens") != seq * batch, "tokens = seq*batch",
+                             said(line, "tokens"), "leave tokens out, or seq and batch")))
+    return r;
+  const ContextLine c(line);
+  const bool zig = zigzag(c.layout);
+  const int64_t divisor = zig ? 2 * c.ranks : c.ranks;
+  const std::string by = zig ? "2*cp" : "cp";
+  return first_refusal(
+      undivided(seq > 0 ? "seq" : "tokens", c.rows, divisor, by),
+      when(line.has("kv_tokens") && line.at("kv_tokens") % (seq > 0 ? batch : 1) != 0,
+           "kv_tokens divisible by batch", said(line, "kv_tokens"), "choose a multiple of batch"),
+      undivided("kv_tokens of a sequence", c.key_rows, divisor, by));
+}
+
+Refusal masks(const Case& line) {
+  const Window w = window_of(line);
+  return first_refusal(
+      when(w.left < -1 || w.right < -1, "a window of 0 tokens or more to each side, or -1",
+           said(line, "window"), "write window=left,right with -1 for no limit"),
+      when(number_of(line, "softcap", 0) < 0, "softcap of 0 (none) or more", said(line, "softcap"),
+           "leave it out for none"),
+      when(!documents_of(line).empty() && line.at("kv_tokens") != line.at("tokens"),
+           "as many keys as queries in packed documents", said(line, "kv_tokens"),
+           "leave kv_tokens out where docs is given"));
+}
+
+Refusal heads(const Case& line) {
+  const int64_t n = line.at("heads"), g = line.at("kv_heads"), tp = line.ranks(Axis::tp);
+  return first_refusal(when(n % g != 0, "heads divisible by kv_heads",
+                            said(line, "heads") + " " + said(line, "kv_heads"),
+                            "every key head serves equally many query heads"),
+                       undivided("heads", n, tp, "tp"), undivided("kv_heads", g, tp, "tp"));
+}
+
+Refusal countable(const Case& line) {
+  const ContextLine c(line);
+  const int64_t most = std::numeric_limits<int32_t>::max(), batch = at_or(line, "batch", 1),
+                widest = std::max(line.at("head_dim"), line.at("v_dim")),
+                n = std::max(c.rows, c.key_rows) * batch * line.at("heads") * widest * 2;
+  return when(n > most, "element counts up to 2147483647, the range of MPI's int",
+              std::to_string(n) + " elements in a whole operand", "choose smaller extents");
+}
+
+// The cp nearest to the asked one by which both counts are divisible; of two the smaller.
+int64_t nearest_legal(int64_t heads, int64_t kv_heads, int64_t asked) {
+  const int64_t common = std::gcd(heads, kv_heads);
+  int64_t best = 1;
+  for (int64_t p = 1; p <= common; ++p)
+    if (common % p == 0 && std::abs(p - asked) < std::abs(best - asked)) best = p;
+  return best;
+}
+
+}  // namespace
+
+std::optional<Rejected> refused_tokens(const Case& line) {
+  return first_refusal(axes(line), documents(line), rows(line));
+}
+
+std::optional<Rejected> refused_attention(const Case& line) {
+  if (Refusal r = refused_tokens(line)) return r;
+  return first_refusal(masks(line), heads(line), countable(line));
+}
+
+std::optional<Rejected> refused_attention_alltoall(const Case& line) {
+  if (Refusal r = refused_attention(line)) return r;
+  const int64_t tp = line.ranks(Axis::tp), p = line.ranks(Axis::cp);
+  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") / tp;
+  const std::string met = std::to_string(n) + " heads and " + std::to_string(g) +
+                          " kv_heads on a tp rank, cp=" + std::to_string(p);
+  const std::string legal =
+      "cp=" + std::to_string(nearest_legal(n, g, p)) + " is the nearest legal";
+  const bool replicate = line.on("kv_replicate");
+  return first_refusal(
+      when(n % p != 0, "heads divisible by cp", met, legal),
+      when(!replicate && g % p != 0, "kv_heads divisible by cp", met,
+           legal + (p % g == 0 ? "; or copy key heads with kv_replicate=on" : "")),
+      when(replicate && g % p != 0 && p % g != 0,
+           "kv_heads divisible by cp, or cp by kv_heads where they are copied", met, legal));
+}
+
+}  // namespace shardproof::primitives

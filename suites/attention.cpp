@@ -1,0 +1,470 @@
+// Attention on the ranks of the cp axis: four strategies of one mathematics. It rounds, so bounds
+// are the componentwise ones of reference/attention.cpp; what the masks are follows from labels.
+#include "suites/attention.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "fixtures/context_maps.hpp"
+#include "oracle/check.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/attention.hpp"
+#include "primitives/attention_line.hpp"
+#include "reference/attention.hpp"
+#include "suites/linear.hpp"
+
+namespace shardproof {
+namespace contexts {
+
+Key list_key(const char* name, size_t entries, const char* help) {
+  Key k{name, "", help};
+  k.valid = [name, entries](std::string_view text) -> std::string {
+    const std::string expected = entries
+                                     ? fmt::format("{} integers with a comma between them", entries)
+                                     : "integers with a comma between them, such as 7,1,10";
+    try {
+      const auto list = parse_list(name, text);
+      return entries && list.size() != entries ? expected : "";
+    } catch (const BadInput&) {
+      return expected;
+    }
+  };
+  k.normal = [name](std::string_view text) {
+    return fmt::format("{}", fmt::join(parse_list(name, text), ","));
+  };
+  return k;
+}
+
+Key number_key(const char* name, const char* help) {
+  Key k{name, "", help};
+  k.valid = [](std::string_view text) -> std::string {
+    const std::string word(text);
+    char* end = nullptr;
+    const double value = std::strtod(word.c_str(), &end);
+    return *end == 0 && std::isfinite(value) ? "" : "a finite number such as 2.5";
+  };
+  return k;
+}
+
+std::vector<Key> token_keys(const char* tokens) {
+  Key t = linears::extent("tokens", "", 1, "real tokens; left out: the sum of docs, seq*batch");
+  t.derive = [tokens](const Case& c) -> std::string {
+    if (packed(c)) {
+      int64_t sum = 0;
+      for (int64_t n : parse_list("docs", c.text("docs"))) sum += n;
+      return std::to_string(std::max<int64_t>(sum, 1));
+    }
+    return c.at("seq") > 0 ? std::to_string(c.at("seq") * c.at("batch")) : std::string(tokens);
+  };
+  Key layout{"layout", "contiguous",
+             "which rows a cp rank owns: its block, or chunks r and 2p-1-r of each document "
+             "(zigzag) or of the whole row"};
+  layout.choices = {"contiguous", "zigzag", "zigzag_row"};
+  return {t, linears::extent("seq", "0", 0, "tensors are [seq,batch,..]; 0: [tokens,..]"),
+          linears::extent("batch", "1", 1, "dim 1 where seq is given"),
+          list_key("docs", 0, "lengths of packed documents"), layout};
+}
+
+bool packed(const Case& c) { return !c.text("docs").empty(); }
+int64_t ranks(const Case& c) { return c.ranks(Axis::cp); }
+int64_t batch_of(const Case& c) { return c.at("seq") > 0 ? c.at("batch") : 1; }
+
+Packing packing(const Case& c) {
+  const auto lengths = parse_list("docs", c.text("docs"));
+  if (c.text("layout") == "zigzag") return pack_each(lengths, 2 * ranks(c));
+  return pack_row(lengths, c.text("layout") == "contiguous" ? ranks(c) : 2 * ranks(c));
+}
+
+int64_t rows_of(const Case& c, bool keys) {
+  if (packed(c)) return packing(c).rows;
+  const int64_t tokens = keys && c.has("kv_tokens") ? c.at("kv_tokens") : c.at("tokens");
+  return tokens / batch_of(c);
+}
+
+std::vector<int64_t> token_shape(const Case& c, bool keys, std::vector<int64_t> rest) {
+  std::vector<int64_t> shape{rows_of(c, keys)};
+  if (c.at("seq") > 0) shape.push_back(batch_of(c));
+  shape.insert(shape.end(), rest.begin(), rest.end());
+  return shape;
+}
+
+Placement rows_on_cp(const Case& c) {
+  if (c.text("layout") == "contiguous") return S(0);
+  if (packed(c) && c.text("layout") == "zigzag")
+    return S(0, zigzag_documents_map(parse_list("docs", c.text("docs"))));
+  return S(0, zigzag_map());
+}
+
+Layout tokens_on(const Case& c, const Placement& tp) {
+  Layout layout{{Axis::cp, rows_on_cp(c)}, {Axis::tp, tp}};
+  if (c.at("seq") > 0) layout.insert(layout.begin(), {Axis::dp, S(1)});
+  return layout;
+}
+
+std::vector<PackedToken> labels_of(const Case& c, bool keys) {
+  if (packed(c)) return tokens_of(packing(c));
+  const int64_t rows = rows_of(c, keys), batch = batch_of(c),
+                first = keys ? 0 : rows_of(c, true) - rows;
+  std::vector<PackedToken> labels;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t b = 0; b < batch; ++b) labels.push_back({b, first + row});
+  return labels;
+}
+
+}  // namespace contexts
+
+namespace {
+
+using namespace contexts;
+using linears::crossed;
+using linears::extent;
+using linears::together;
+using linears::toggle;
+
+enum class Strategy { allgather, ring, alltoall };
+
+// ---- What a line says
+
+std::vector<int64_t> window_of(const Case& c) {
+  if (c.text("window").empty()) return {-1, -1};
+  return parse_list("window", c.text("window"));
+}
+double number_of(const Case& c, const char* key, double fallback) {
+  return c.text(key).empty() ? fallback : std::strtod(c.text(key).c_str(), nullptr);
+}
+bool causal(const Case& c) { return c.text("mask") == "causal"; }
+DType lse_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
+DType wire_of(const Case& c) {
+  if (const auto wire = dtype_from(c.text("wire"))) return *wire;
+  return linears::accumulation_of(c);
+}
+
+reference::Attention attention_of(const Case& c) {
+  reference::Attention a;
+  a.heads = c.at("heads"), a.kv_heads = c.at("kv_heads");
+  a.key_dim = c.at("head_dim"), a.value_dim = c.at("v_dim");
+  a.scale = number_of(c, "scale", 1 / std::sqrt(double(a.key_dim)));
+  a.softcap = number_of(c, "softcap", 0);
+  const auto window = window_of(c);
+  a.mask = {causal(c), window[0], window[1]};
+  for (const PackedToken& t : labels_of(c, false)) a.queries.push_back({t.document, t.position});
+  for (const PackedToken& t : labels_of(c, true)) a.keys.push_back({t.document, t.position});
+  return a;
+}
+
+// ---- Operands q, k, v; o, lse
+
+std::vector<Operand> operands(const Case& c, Strategy strategy) {
+  const int64_t n = c.at("heads"), g = c.at("kv_heads"), dk = c.at("head_dim"), dv = c.at("v_dim");
+  const int heads = c.at("seq") > 0 ? 2 : 1;
+  const Layout tokens = tokens_on(c, S(heads));
+  std::vector<Operand> list{{"q", Operand::input, token_shape(c, false, {n, dk}), tokens},
+                            {"k", Operand::input, token_shape(c, true, {g, dk}), tokens},
+                            {"v", Operand::input, token_shape(c, true, {g, dv}), tokens},
+                            {"o", Operand::output, token_shape(c, false, {n, dv}), tokens}};
+  Operand lse{"lse", Operand::output, token_shape(c, false, {n}), tokens};
+  // All-to-all leaves it where it was computed: cut by heads over tp and, inside, over cp.
+  if (strategy == Strategy::alltoall) {
+    lse.layout = {{Axis::tp, S(heads)}, {Axis::cp, S(heads)}};
+    if (c.at("seq") > 0) lse.layout.insert(lse.layout.begin(), {Axis::dp, S(1)});
+  }
+  lse.gradient = c.on("lse_grad");
+  lse.dtype_override = lse_type(c), lse.fixed_dtype = true;
+  list.push_back(lse);
+  return list;
+}
+
+// ---- Reference and bounds
+
+struct Numbers {
+  reference::AttentionRounding rounding;
+  double unit;  // a family's bound is counted in unit roundoffs of the accumulation
+};
+
+Numbers numbers_of(const Case& c) {
+  const Precision p = precision_of(c, Declared{});
+  const double own = unit_roundoff(DType::f64);  // the reference rounds too
+  return {{p.u_acc + own, p.u_out, unit_roundoff(lse_type(c)), unit_roundoff(wire_of(c)),
+           int(ranks(c))},
+          p.u_acc};
+}
+
+Gauge gauge_of(const Case& c, const reference::Values& bound) {
+  Gauge g;
+  g.terms = rows_of(c, true) * batch_of(c);
+  const double unit = numbers_of(c).unit;
+  for (double b : bound) g.bound.push_back(b / unit);
+  return g;
+}
+
+std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const auto a = attention_of(c);
+  auto r = reference::attention(a, in[0].value, in[1].value, in[2].value);
+  if (gauges) {
+    const auto b = reference::attention_bounds(a, numbers_of(c).rounding, in[0].value, in[1].value,
+                                               in[2].value, {}, {});
+    *gauges = {gauge_of(c, b.o), gauge_of(c, b.lse)};
+  }
+  return {{token_shape(c, false, {a.heads, a.value_dim}), std::move(r.o)},
+          {token_shape(c, false, {a.heads}), std::move(r.lse)}};
+}
+
+std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
+                            std::vector<Gauge>* gauges) {
+  const auto a = attention_of(c);
+  auto d = reference::attention_backward(a, in[0].value, in[1].value, in[2].value, cot[0].value,
+                                         cot[1].value);
+  if (gauges) {
+    const auto b = reference::attention_bounds(a, numbers_of(c).rounding, in[0].value, in[1].value,
+                                               in[2].value, cot[0].value, cot[1].value);
+    *gauges = {gauge_of(c, b.q), gauge_of(c, b.k), gauge_of(c, b.v)};
+  }
+  return {
+      {in[0].shape, std::move(d.q)}, {in[1].shape, std::move(d.k)}, {in[2].shape, std::move(d.v)}};
+}
+
+// ---- Masks, pairs and sequences, for the checks that ask for them
+
+std::vector<uint8_t> visible(const Case& c) {
+  const auto a = attention_of(c);
+  std::vector<uint8_t> pairs;
+  for (const auto& q : a.queries)
+    for (const auto& k : a.keys) pairs.push_back(reference::visible(a.mask, q, k));
+  return pairs;
+}
+
+// Keys that a query at position i of a sequence of n keys sees: an interval.
+int64_t seen_by(const Case& c, int64_t i, int64_t n) {
+  const auto window = window_of(c);
+  int64_t first = 0, last = n - 1;
+  if (window[0] >= 0) first = std::max(first, i - window[0]);
+  if (window[1] >= 0) last = std::min(last, i + window[1]);
+  if (causal(c)) last = std::min(last, i);
+  return std::max<int64_t>(0, last - first + 1);
+}
+
+int64_t pairs(const Case& c, int rank) {
+  const Mesh mesh = c.mesh();
+  const auto labels = labels_of(c, false);
+  const auto lengths =
+      packed(c) ? packing(c).lengths : std::vector<int64_t>(size_t(batch_of(c)), rows_of(c, true));
+  const int64_t batch = batch_of(c) / c.ranks(Axis::dp),
+                first = batch * (c.at("seq") > 0 ? mesh.coordinate(rank, Axis::dp) : 0);
+  int64_t count = 0;
+  const Placement rows = rows_on_cp(c);
+  const IndexMap& map = rows.map ? *rows.map : contiguous_map();
+  for (int64_t row : map.owned(rows_of(c, false), int(ranks(c)), mesh.coordinate(rank, Axis::cp)))
+    for (int64_t b = first; b < first + batch; ++b) {
+      const PackedToken& t = labels[size_t(row * batch_of(c) + b)];
+      if (t.document >= 0) count += seen_by(c, t.position, lengths[size_t(t.document)]);
+    }
+  return count;
+}
+
+std::vector<int64_t> sequences(const Case& c) {
+  std::vector<int64_t> list;
+  for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
+  return list;
+}
+
+// ---- Traffic in closed form
+
+// Elements of the local q, k, v and o.
+struct Local {
+  int64_t p, q, k, v, o;
+  explicit Local(const Case& c) : p(ranks(c)) {
+    const int64_t tp = c.ranks(Axis::tp), batch = batch_of(c) / c.ranks(Axis::dp);
+    const int64_t queries = rows_of(c, false) / p * batch, keys = rows_of(c, true) / p * batch;
+    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") / tp;
+    q = queries * n * c.at("head_dim"), o = queries * n * c.at("v_dim");
+    k = keys * g * c.at("head_dim"), v = keys * g * c.at("v_dim");
+  }
+};
+
+Traffic call(Op op, bool backward, int64_t count, DType dtype, int hop = 0) {
+  const bool sums = op == Op::reduce_scatter;
+  return {op, sums ? Reduce::sum : Reduce::none, "cp", backward, count, dtype, hop};
+}
+
+std::vector<Traffic> allgather_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  for (const bool backward : {false, true})
+    for (const int64_t n : {l.k, l.v}) due.push_back(call(Op::all_gather, backward, n, c.dtype()));
+  for (const int64_t n : {l.k, l.v})
+    due.push_back(call(Op::reduce_scatter, true, n * l.p, wire_of(c)));
+  return due;
+}
+
+// p-1 hops of K, V; in backward p of dK, dV between them.
+std::vector<Traffic> ring_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  for (int64_t hop = 0; hop + 1 < l.p; ++hop)
+    due.push_back(call(Op::shift, false, l.k + l.v, c.dtype(), 1));
+  for (int64_t hop = 0; hop < l.p; ++hop) {
+    if (hop + 1 < l.p) due.push_back(call(Op::shift, true, l.k + l.v, c.dtype(), 1));
+    due.push_back(call(Op::shift, true, l.k + l.v, wire_of(c), 1));
+  }
+  return due;
+}
+
+std::vector<Traffic> alltoall_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  // Key heads fewer than ranks travel once for each rank.
+  const int64_t g = c.at("kv_heads") / c.ranks(Axis::tp);
+  const bool copies = g % l.p != 0;
+  const int64_t k = copies ? l.k / g * l.p : l.k, v = copies ? l.v / g * l.p : l.v;
+  std::vector<Traffic> due;
+  for (const int64_t n : {l.q, k, v, l.o}) due.push_back(call(Op::all_to_all, false, n, c.dtype()));
+  for (const int64_t n : {l.o, l.q}) due.push_back(call(Op::all_to_all, true, n, c.dtype()));
+  for (const int64_t n : {k, v})
+    due.push_back(call(Op::all_to_all, true, n, copies ? wire_of(c) : c.dtype()));
+  return due;
+}
+
+// ---- Keys and cases
+
+std::vector<Key> keys(Strategy strategy) {
+  const bool alltoall = strategy == Strategy::alltoall;
+  std::vector<Key> list = token_keys("48");
+  Key kv_tokens = extent("kv_tokens", "", 1, "keys where there are not as many as queries");
+  kv_tokens.derive = [](const Case& c) { return c.text("tokens"); };
+  Key kv = extent("kv_heads", "", 1, "key and value heads; left out: fewer than heads");
+  kv.derive = [alltoall](const Case& c) {
+    const int64_t n = c.at("heads"), cut = c.ranks(Axis::tp) * (alltoall ? ranks(c) : 1);
+    for (const int64_t part : {2, 3})
+      if (n % part == 0 && n / part % cut == 0) return std::to_string(n / part);
+    return std::to_string(n);
+  };
+  Key v_dim = extent("v_dim", "", 1, "features of a value head; left out: head_dim");
+  v_dim.derive = [](const Case& c) { return c.text("head_dim"); };
+  Key mask{"mask", "full", "which keys of its sequence a query sees; causal: none after itself"};
+  mask.choices = {"full", "causal"};
+  for (Key& k : std::vector<Key>{
+           kv_tokens, extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv,
+           extent("head_dim", "3", 1, "features of a query or key head"), v_dim, mask,
+           list_key("window", 2, "left,right: keys around the query's own position; -1: no limit"),
+           number_key("softcap", "c of c tanh(S/c); left out: none"),
+           number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
+           toggle("lse_grad", "off", "a cotangent on lse as well")})
+    list.push_back(std::move(k));
+  if (alltoall)
+    list.push_back(toggle("kv_replicate", "off", "copy key heads where there are fewer than cp"));
+  return list;
+}
+
+std::vector<std::string> cases_of(const std::string& name, const std::string& tier,
+                                  Strategy strategy) {
+  const bool alltoall = strategy == Strategy::alltoall;
+  const auto smoke =
+      crossed({name}, {"cp=2 layout=zigzag mask=causal", "cp=4 layout=zigzag mask=causal v_dim=5",
+                       "cp=4 mask=causal window=5,0", "cp=2 layout=zigzag mask=causal docs=7,1,8",
+                       "cp=4 layout=zigzag mask=causal docs=7,1,8 lse_grad=on",
+                       "cp=2 layout=zigzag mask=causal dtype=bf16", "cp=2 tp=2 softcap=2"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> all_ranks{name, name + " cp=2", name + " cp=3", name + " cp=4",
+                                           name + " cp=8"};
+  const std::vector<std::string> masks{"", "mask=causal", "mask=causal window=5,0", "window=3,2"};
+  const std::vector<std::string> dense{"", "layout=zigzag"};
+  const std::vector<std::string> documents{
+      "layout=contiguous docs=7,1,8", "layout=zigzag docs=7,1,8", "layout=zigzag_row docs=7,1,8"};
+  // On a shard edge and off it, empty documents, one and many, all shorter than cp.
+  const std::vector<std::string> nasty{"docs=0,5,0,0,7,0",   "docs=8,8", "docs=16",
+                                       "docs=1,1,1",         "docs=9,7", "docs=3",
+                                       "docs=1,2,3,4,5,6,7", "docs=17,1"};
+  std::vector<std::string> heads{"heads=8 kv_heads=1", "heads=8 kv_heads=8 head_dim=1",
+                                 "heads=4 head_dim=4 v_dim=1"};
+  if (alltoall)
+    heads = {"heads=8 kv_heads=1 kv_replicate=on", "heads=8 kv_heads=2 kv_replicate=on lse_grad=on",
+             "heads=8 kv_heads=8 head_dim=1", "heads=8 head_dim=4 v_dim=1"};
+  const auto ci = together(
+      {smoke, crossed(crossed(all_ranks, dense), masks),
+       crossed(crossed(all_ranks, documents), {"mask=causal", "window=3,2"}),
+       crossed(crossed({name + " cp=4"}, documents), {"", "mask=causal window=2,0 softcap=2"}),
+       crossed({name + " cp=4 layout=zigzag mask=causal"}, nasty),
+       crossed({name + " cp=2 mask=causal"}, nasty),
+       crossed({name + " cp=4 layout=zigzag mask=causal"}, heads),
+       crossed({name + " cp=4 layout=zigzag mask=causal", name + " cp=2"},
+               {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 docs=7,1,8",
+                "dtype=f32 acc=f64", "strides=transposed lse_grad=on", "scale=300",
+                "dtype=f32 scale=40", "softcap=2 lse_grad=on", "seq=16 batch=3 v_dim=5",
+                "seq=16 batch=2 dp=2", "kv_tokens=64", "kv_tokens=16 lse_grad=on"}),
+       crossed({name + " cp=4 layout=zigzag mask=causal"},
+               {"tokens=8", "tokens=8 heads=8 head_dim=1", "strides=transposed docs=7,1,8",
+                "strides=transposed seq=8 batch=3", "dtype=bf16 wire=bf16"}),
+       crossed({name + " cp=2 tp=2 layout=zigzag mask=causal"},
+               {"", "docs=7,1,8", "order=cp,tp", "lse_grad=on"})});
+  if (tier != "nightly") return ci;
+  return together(
+      {ci,
+       crossed(crossed(crossed(all_ranks, dense), masks),
+               {"softcap=2", "dtype=f32", "dtype=bf16", "seq=48 batch=2", "lse_grad=on"}),
+       crossed(crossed(crossed(all_ranks, documents), masks), {"", "dtype=f32 lse_grad=on"}),
+       crossed(crossed(all_ranks, nasty), {"mask=causal", "layout=zigzag", "layout=zigzag_row"})});
+}
+
+std::vector<std::string> illegal_of(const std::string& name) {
+  return crossed(
+      {name},
+      {"cp=4 tokens=10", "cp=4 layout=zigzag tokens=12", "cp=2 layout=zigzag seq=3 batch=4",
+       "cp=2 docs=7,-1,10", "cp=2 docs=7,1,8 tokens=17", "cp=2 docs=0,0 tokens=1",
+       "cp=2 layout=zigzag_row", "cp=2 docs=7,1,8 kv_tokens=8", "cp=2 kv_tokens=9",
+       "cp=2 heads=8 kv_heads=3", "cp=2 window=-2,0", "cp=2 batch=2", "cp=2 dp=2", "cp=2 pp=2",
+       "tp=2 heads=8 kv_heads=1", "cp=2 softcap=-1", "cp=2 docs=7,1,8 seq=8 batch=2"});
+}
+
+Contract attention(const char* name, Strategy strategy, const char* summary) {
+  Contract c;
+  c.name = name;
+  c.family = "attention";
+  c.summary = summary;
+  c.keys = keys(strategy);
+  c.precondition = strategy == Strategy::alltoall ? primitives::refused_attention_alltoall
+                                                  : primitives::refused_attention;
+  c.operands = [strategy](const Case& line) { return operands(line, strategy); };
+  c.forward = forward;
+  c.backward = backward;
+  c.traffic = strategy == Strategy::allgather ? allgather_traffic
+              : strategy == Strategy::ring    ? ring_traffic
+                                              : alltoall_traffic;
+  c.cases = [=](const std::string& tier) { return cases_of(name, tier, strategy); };
+  c.illegal = illegal_of(name);
+  c.visible = visible;
+  c.pairs = pairs;
+  c.sequences = sequences;
+  const std::string line = name;
+  c.witnesses = {line + " cp=2 layout=zigzag mask=causal tokens=16 heads=4 kv_heads=2",
+                 line + " cp=3 layout=zigzag mask=causal tokens=12 heads=6 kv_heads=3",
+                 line + " cp=4 layout=zigzag mask=causal tokens=16 heads=8 kv_heads=4",
+                 line + " cp=2 tp=2 layout=zigzag mask=causal tokens=16 heads=8 kv_heads=4"};
+  return c;
+}
+
+}  // namespace
+
+void family_attention(Registry& r) {
+  r.add(attention("attention_allgather", Strategy::allgather,
+                  "attention, keys and values gathered over cp"));
+  r.add(attention("attention_ring", Strategy::ring, "attention, keys and values turning on cp"));
+  Contract alltoall = attention("attention_alltoall", Strategy::alltoall,
+                                "attention, tokens exchanged for heads on cp");
+  alltoall.illegal.push_back("attention_alltoall cp=4 heads=8 kv_heads=2");
+  alltoall.illegal.push_back("attention_alltoall cp=3 heads=8 kv_heads=8");
+  alltoall.illegal.push_back("attention_alltoall cp=4 heads=12 kv_heads=3 kv_replicate=on");
+  r.add(std::move(alltoall));
+  const auto ours = [&](const char* contract, auto make) {
+    Subject s;
+    s.contract = contract;
+    s.make = make;
+    r.add(std::move(s));
+  };
+  ours("attention_allgather", [] { return std::make_unique<primitives::AttentionAllGather>(); });
+  ours("attention_ring", [] { return std::make_unique<primitives::AttentionRing>(); });
+  ours("attention_alltoall", [] { return std::make_unique<primitives::AttentionAllToAll>(); });
+}
+
+}  // namespace shardproof

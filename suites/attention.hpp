@@ -1,0 +1,33 @@
+// What the contracts over a context-parallel axis share: keys, rows, labels and layouts of a line.
+//
+//   tensors [rows, heads, dim], or [seq, batch, heads, dim] where seq is given: rows cut over cp by
+//   layout=, batch over dp, heads over tp. With docs= the rows hold packed documents and padding.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fixtures/packing.hpp"
+#include "oracle/contract.hpp"
+
+namespace shardproof::contexts {
+
+// tokens seq batch docs layout.
+std::vector<Key> token_keys(const char* tokens);
+Key list_key(const char* name, size_t entries, const char* help);  // entries 0: any number
+Key number_key(const char* name, const char* help);
+
+bool packed(const Case&);
+int64_t ranks(const Case&);               // of cp
+Packing packing(const Case&);             // of docs
+int64_t rows_of(const Case&, bool keys);  // extent of dim 0
+int64_t batch_of(const Case&);            // 1 where not seq
+std::vector<int64_t> token_shape(const Case&, bool keys, std::vector<int64_t> rest);
+Placement rows_on_cp(const Case&);
+Layout tokens_on(const Case&, const Placement& tp);
+
+// By token of the whole operand: its sequence (-1: padding) and its position there. Positions of
+// queries end with those of their keys.
+std::vector<PackedToken> labels_of(const Case&, bool keys);
+
+}  // namespace shardproof::contexts
