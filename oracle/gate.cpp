@@ -157,17 +157,24 @@ class Planner {
                                                     "not do it ({} lines, the first: {})",
                                                     not_due_.size(), not_due_[0]));
     // Worlds live across cases of one size: fewer starts. Families stay together.
-    std::stable_sort(due_.begin(), due_.end(), [&](const Due& a, const Due& b) { return order(a) < order(b); });
-    return std::move(due_);
+    return sorted();
   }
 
  private:
-  std::tuple<int, std::string, int, int> order(const Due& d) const {
-    const std::string& family = registry_.contract(d.line.contract).family;
+  // By family, transport, kind and world size. Keys are computed once: a mesh is dear to build.
+  std::vector<Due> sorted() {
     const auto families = registry_.families();
-    const int at = int(std::find(families.begin(), families.end(), family) - families.begin());
-    return {at, d.line.text("transport"), d.what, d.line.world()};
+    std::vector<std::pair<std::tuple<int, std::string, int, int>, size_t>> order;
+    for (const Due& d : due_) {
+      const auto at = std::find(families.begin(), families.end(), registry_.contract(d.line.contract).family);
+      order.push_back({{int(at - families.begin()), d.line.text("transport"), d.what, d.line.world()}, order.size()});
+    }
+    std::sort(order.begin(), order.end());
+    std::vector<Due> list;
+    for (const auto& [key, place] : order) list.push_back(std::move(due_[place]));
+    return list;
   }
+
 
   void add_contract(const Contract& c) {
     for (const std::string& transport : transports_due(options_))
@@ -319,10 +326,12 @@ void fill_numbers(ControlResult& out, const CaseResult& broken, const CaseResult
       out.bound = f.bound;
       out.ratio = f.ratio;
     }
-    if (!f.numeric || f.bound == 0) continue;
+    const bool bounded = f.numeric && f.bound != 0;
     const CheckResult* h = find(healthy, name);
     const double base = h ? h->ratio : 0;
-    const double margin = base > 0 ? f.ratio / base : std::numeric_limits<double>::infinity();
+    const double margin = bounded && base > 0 ? f.ratio / base : std::numeric_limits<double>::infinity();
+    out.catches.push_back({name, f.ratio, margin, !bounded});
+    if (!bounded) continue;
     if (margin < out.margin) {
       out.margin = margin;
       out.ratio = f.ratio;
