@@ -1,5 +1,5 @@
-// The program: words of the command line -> Options and a case -> gate, run, list or explain ->
-// exit code. The only file that includes CLI11.
+// The program: words of the command line -> Options and a case -> gate, run, shrink, list or
+// explain -> exit code. The only file that includes CLI11.
 //
 // CLI11 only splits the words. Every value is read here, so that each wrong one is refused in the
 // same form: one line that names the option, what was expected, what was met, what is close.
@@ -19,6 +19,7 @@
 
 #include "oracle/check.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/mpi.hpp"
 #include "oracle/command.hpp"
 #include "oracle/due.hpp"
 #include "oracle/float_environment.hpp"
@@ -26,13 +27,20 @@
 #include "oracle/interrupt.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
+#include "oracle/shrink.hpp"
 #include "oracle/worker.hpp"
 
 namespace shardproof {
 
 namespace {
 
-enum Exit { exit_passed = 0, exit_wrong_call = 2, exit_no_judgement = 3, exit_interrupted = 130 };
+enum Exit {
+  exit_passed = 0,
+  exit_failed = 1,
+  exit_wrong_call = 2,
+  exit_no_judgement = 3,
+  exit_interrupted = 130
+};
 
 // ---- speaking
 
@@ -79,6 +87,8 @@ const OptionName in_process_option = {"--in-process", "",
                                       "threads: in this process, for a debugger"};
 const OptionName scale_option = {"--deadline-scale", "X", "multiplies every deadline"};
 const OptionName seed_option = {"--seed", "N", "the seed of every line"};
+const OptionName skip_option = {"--skip-code", "N",
+                                "exit code in place of 3 where all was skipped (ctest)"};
 const OptionName mpiexec_option = {"--mpiexec", "COMMAND", "launcher of MPI ranks and its options"};
 
 const std::vector<OptionName>& gate_options() {
@@ -102,6 +112,7 @@ const std::vector<OptionName>& gate_options() {
       canonical_option,
       in_process_option,
       mpiexec_option,
+      skip_option,
   };
   return options;
 }
@@ -110,6 +121,13 @@ const std::vector<OptionName>& run_options() {
   static const std::vector<OptionName> options = {
       checks_option, report_option, canonical_option, in_process_option,
       scale_option,  seed_option,   mpiexec_option};
+  return options;
+}
+
+const std::vector<OptionName>& shrink_options() {
+  static const std::vector<OptionName> options = {checks_option,     canonical_option,
+                                                  in_process_option, scale_option,
+                                                  seed_option,       mpiexec_option};
   return options;
 }
 
@@ -130,6 +148,7 @@ const std::vector<CommandName>& commands() {
       {"gate", "PATTERN", "judge every subject, and prove that the judge would have noticed",
        gate_options()},
       {"run", "LINE", "judge one case line, quoted or not", run_options()},
+      {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
       {"list", "PATTERN", "everything that can be named", list_options()},
       {"explain", "LINE", "what a line would do, without running it", none},
   };
@@ -386,9 +405,18 @@ int dry_run(const Options& options, const Registry& registry) {
   return exit_passed;
 }
 
+// Why nothing ran, where a sound judge skipped every check: "mpi.np4: built without MPI".
+std::string reason_of_skips(const Report& report) {
+  const Counts n = counts(report);
+  if (n.checks == 0 || n.skipped < n.checks || n.controls > 0 || !report.self.failures.empty())
+    return "";
+  return fmt::format("{}: {}", report.cases[0].lane, report.cases[0].checks[0].note);
+}
+
 int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   Options options = options_of(words, argc, argv);
   options.patterns = words.plain;
+  const int skip_code = single_integer(words, "--skip-code", 0, 255);
   if (options.dry_run) return dry_run(options, registry);
   if (!options.report.empty()) {
     plan_gate(options, registry);  // what it refuses leaves no folder behind
@@ -400,7 +428,11 @@ int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   progress.reset();
   if (interrupted()) report.complete = false;
   say(coloured(ended_with_newline(closing(report))));
-  return concluded(std::move(report), options);
+  const std::string skips = reason_of_skips(report);
+  const int code = concluded(std::move(report), options);
+  if (skip_code == 0 || skips.empty() || code != exit_no_judgement) return code;
+  say(fmt::format("SKIPPED    {}\n", skips));
+  return skip_code;
 }
 
 std::vector<std::string> words_of_line(const Words& words) {
@@ -447,6 +479,20 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
   for (const std::string& reason : no_judgement(report))
     say(coloured(fmt::format("NO JUDGEMENT {}\n", reason)));
   return concluded(std::move(report), options);
+}
+
+// ---- shrink
+
+int shrink(const Words& words, const Registry& registry, int argc, char** argv) {
+  const Options options = options_of(words, argc, argv);
+  Case line = parse_words(words_of_line(words), registry);
+  if (options.seed) line.set("seed", std::to_string(*options.seed));
+  check_runnable(line, options, registry);
+  catch_interrupts();
+  const ShrinkOutcome outcome = shrink_line(line, options, registry);
+  say(coloured(ended_with_newline(outcome.text)));
+  if (interrupted()) return exit_interrupted;
+  return outcome.failed ? exit_failed : exit_passed;
 }
 
 // ---- list and explain
@@ -498,17 +544,13 @@ int obey(int argc, char** argv, const Registry& registry) {
   std::string name = command.name;
   if (name == "gate") return gate(words, registry, argc, argv);
   if (name == "run") return run(words, registry, argc, argv);
+  if (name == "shrink") return shrink(words, registry, argc, argv);
   if (name == "list") return list(words, registry);
   return explain(words, registry);
 }
 
-}  // namespace
-
-int main(int argc, char** argv, Registry registry, const char* modules) {
-  FloatEnvironment::start_judging();
-  look_for_modules_in(modules);
-  open_standard_streams();
-  std::signal(SIGPIPE, SIG_IGN);
+// Obeys, and turns what went wrong into one line and an exit code.
+int concluding(int argc, char** argv, const Registry& registry) {
   int code = exit_no_judgement;
   try {
     code = obey(argc, argv, registry);
@@ -526,6 +568,21 @@ int main(int argc, char** argv, Registry registry, const char* modules) {
     complain("standard output: expected to be writable, met an error; what was said is not whole");
     if (code != exit_interrupted) code = exit_no_judgement;
   }
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv, Registry registry, const char* modules) {
+  FloatEnvironment::start_judging();
+  look_for_modules_in(modules);
+  open_standard_streams();
+  std::signal(SIGPIPE, SIG_IGN);
+  const bool worker = argc > 1 && !std::strcmp(argv[1], "--worker");
+  const auto outside = worker ? std::nullopt : outside_launch();
+  if (outside && outside->rank > 0) return serve_outside(rank_main(registry));
+  const int code = concluding(argc, argv, registry);
+  if (outside) release_outside(code);
   return code;
 }
 
