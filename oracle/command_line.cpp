@@ -333,6 +333,22 @@ void check_dtypes(const std::vector<std::string>& names) {
   }
 }
 
+// A launcher from outside has made the one world there is.
+void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
+  for (const std::string& t : o.transports)
+    if (t != "mpi")
+      throw BadInput(fmt::format("--transport: expected mpi, since {} started this program as one of {} ranks, met {}; "
+                                 "start it without a launcher for other transports",
+                                 outside.launcher, outside.size, t));
+  for (int ranks : o.ranks)
+    if (ranks != outside.size)
+      throw BadInput(fmt::format("--ranks: expected {}, as many as {} started, met {}; start another number of them",
+                                 outside.size, outside.launcher, ranks));
+  o.transports = {"mpi"};
+  o.ranks = {outside.size};
+  o.jobs = 1;
+}
+
 Options options_of(const Words& words, int argc, char** argv) {
   Options o;
   if (const std::string* tier = single(words, "--tier")) o.tier = *tier;
@@ -359,6 +375,7 @@ Options options_of(const Words& words, int argc, char** argv) {
   o.command = command_text(argc, argv);
   check_dtypes(o.dtypes);
   for (const std::string& check : o.checks) check_named(check);
+  if (const auto outside = outside_launch()) stay_in_outside_world(o, *outside);
   return o;
 }
 
@@ -443,6 +460,9 @@ std::vector<std::string> words_of_line(const Words& words) {
 // Everything that a run of the line would refuse.
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
+  if (const auto outside = outside_launch(); outside && (line.world() != outside->size || line.text("transport") != "mpi"))
+    throw BadInput(fmt::format("expected a line of {} ranks with transport=mpi, since {} started this program as one of {} ranks, met {}",
+                               outside->size, outside->launcher, outside->size, print(line)));
   if (options.in_process && line.text("transport") != "threads")
     throw BadInput(
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",

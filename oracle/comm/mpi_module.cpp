@@ -353,7 +353,9 @@ class Session final : public MpiSession {
   Session(int* argc, char*** argv) {
     require(MPI_Init(argc, argv), "MPI_Init");
     require(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+    require(MPI_Comm_dup(MPI_COMM_WORLD, &plain_), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(plain_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
   }
@@ -380,14 +382,31 @@ class Session final : public MpiSession {
     door_ = door.get();
     return door;
   }
+  void send(int to, std::span<const std::byte> bytes) override {
+    if (bytes.size() > size_t(INT32_MAX)) throw Infrastructure(fmt::format("a record of {} bytes is beyond the int range of MPI; use smaller extents", bytes.size()));
+    MPI_Request request;
+    require(MPI_Isend(bytes.data(), int(bytes.size()), MPI_BYTE, to, 0, plain_, &request), "MPI_Isend");
+    for (int done = 0; require(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test"), !done;) ::usleep(20);
+  }
+  std::vector<std::byte> receive(int from) override {
+    MPI_Message handle;
+    MPI_Status status;
+    for (int there = 0; require(MPI_Improbe(from, 0, plain_, &there, &handle, &status), "MPI_Improbe"), !there;) ::usleep(50);
+    int bytes = 0;
+    require(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    std::vector<std::byte> message(static_cast<size_t>(bytes));
+    require(MPI_Mrecv(message.data(), bytes, MPI_BYTE, &handle, &status), "MPI_Mrecv");
+    return message;
+  }
   bool end_job() override { return door_->end_job(); }
   void finalize() override {
+    MPI_Comm_free(&plain_);
     MPI_Comm_free(&comm_);
     MPI_Finalize();
   }
 
  private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm comm_ = MPI_COMM_NULL, plain_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 0;
   MpiDoor* door_ = nullptr;
 };

@@ -16,6 +16,7 @@
 
 #include "oracle/comm/door.hpp"
 #include "oracle/comm/ledger.hpp"
+#include "oracle/comm/world.hpp"
 
 namespace shardproof {
 
@@ -70,6 +71,9 @@ struct MpiSession {
     void* self = nullptr;
   };
   virtual std::unique_ptr<Door> door(const Context&) = 0;
+  // Bytes from rank to rank outside of any job, on a communicator of their own; polled.
+  virtual void send(int to, std::span<const std::byte>) = 0;
+  virtual std::vector<std::byte> receive(int from) = 0;
   // Ends of a job: sequence numbers start anew; false where messages are left over.
   virtual bool end_job() = 0;
   virtual void finalize() = 0;
@@ -77,6 +81,15 @@ struct MpiSession {
 using OpenMpiSession = MpiSession* (*)(int* argc, char*** argv);
 inline constexpr const char* open_mpi_session_name = "shardproof_open_mpi_session";
 inline constexpr const char* mpi_module_name = "shardproof_mpi.so";
+
+// Loads the module and starts MPI in this process. Throws Infrastructure.
+MpiSession* open_mpi_session(int* argc, char*** argv);
+
+// Notes a crash in a page that outlives the process; on a stack of its own.
+void watch_for_crashes(MpiPage*);
+
+// The world of a program that was started under a launcher; rank 0 only.
+std::unique_ptr<World> start_outside_world(const WorldSpec&, RankMain);
 
 // Where a module lies: in SHARDPROOF_MODULES, beside the program, in ../lib/shardproof, or in the
 // folder that was named. Empty: not there; `tried` gets the places.

@@ -34,22 +34,6 @@ void on_crash(int signal, siginfo_t* info, void*) {
   ::raise(signal);
 }
 
-// On a stack of its own, so that an overflow of the ordinary one is reported too.
-void watch_for_crashes(MpiPage* page) {
-  crash_page = page;
-  static std::byte stack[64 << 10];
-  stack_t alternate{};
-  alternate.ss_sp = stack;
-  alternate.ss_size = sizeof stack;
-  ::sigaltstack(&alternate, nullptr);
-  struct sigaction action{};
-  action.sa_sigaction = on_crash;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
-  for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(s, &action, nullptr);
-  const rlimit none{0, 0};
-  ::setrlimit(RLIMIT_CORE, &none);
-}
-
 MpiPage* make_page(const std::string& folder) {
   const int fd = ::open(fmt::format("{}/page.{}", folder, ::getpid()).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   void* at = MAP_FAILED;
@@ -94,7 +78,11 @@ class MpiRank {
  public:
   MpiRank(const Arguments& a, MpiPage* page, int* argc, char*** argv) : page_(page) {
     state_.trace = &page->trace;
-    session_ = open_session(argc, argv);
+    try {
+      session_ = open_mpi_session(argc, argv);
+    } catch (const Infrastructure& e) {
+      leave(e.what());
+    }
     state_.rank = session_->rank();
     state_.size = session_->size();
     connect(a);
@@ -126,17 +114,6 @@ class MpiRank {
   }
 
  private:
-  static MpiSession* open_session(int* argc, char*** argv) {
-    std::string tried;
-    const std::string file = find_module(mpi_module_name, &tried);
-    if (file.empty()) leave(fmt::format("expected the module {} in one of {}; build with MPI", mpi_module_name, tried));
-    void* module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!module) leave(fmt::format("cannot load {}: {}", file, ::dlerror()));
-    const auto open = reinterpret_cast<OpenMpiSession>(::dlsym(module, open_mpi_session_name));
-    if (!open) leave(fmt::format("{} lacks {}: it belongs to another version", file, open_mpi_session_name));
-    return open(argc, argv);
-  }
-
   void connect(const Arguments& a) {
     parent_ = connect_to(a.address);
     if (parent_ < 0) leave(fmt::format("cannot reach the parent at {}: {}; is that name known on this machine?", a.address, std::strerror(errno)));
@@ -204,6 +181,33 @@ class MpiRank {
 };
 
 }  // namespace
+
+// On a stack of its own, so that an overflow of the ordinary one is reported too.
+void watch_for_crashes(MpiPage* page) {
+  crash_page = page;
+  static std::byte stack[64 << 10];
+  stack_t alternate{};
+  alternate.ss_sp = stack;
+  alternate.ss_size = sizeof stack;
+  ::sigaltstack(&alternate, nullptr);
+  struct sigaction action{};
+  action.sa_sigaction = on_crash;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
+  for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(s, &action, nullptr);
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_CORE, &none);
+}
+
+MpiSession* open_mpi_session(int* argc, char*** argv) {
+  std::string tried;
+  const std::string file = find_module(mpi_module_name, &tried);
+  if (file.empty()) throw Infrastructure(fmt::format("expected the module {} in one of {}; build with MPI", mpi_module_name, tried));
+  void* module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!module) throw Infrastructure(fmt::format("cannot load {}: {}", file, ::dlerror()));
+  const auto open = reinterpret_cast<OpenMpiSession>(::dlsym(module, open_mpi_session_name));
+  if (!open) throw Infrastructure(fmt::format("{} lacks {}: it belongs to another version", file, open_mpi_session_name));
+  return open(argc, argv);
+}
 
 int mpi_worker(int argc, char** argv, const RankMain& run) {
   const Arguments a = read_arguments(argc, argv);

@@ -439,9 +439,10 @@ std::string mpi_missing() {
   return fmt::format("built without MPI ({} is in none of {})", mpi_module_name, tried);
 }
 
-std::unique_ptr<World> start_mpi_world(const WorldSpec& spec, RankMain) {
+std::unique_ptr<World> start_mpi_world(const WorldSpec& spec, RankMain main) {
   if (const std::string missing = mpi_missing(); !missing.empty())
     throw BadInput("transport: expected a build with MPI, met one that was " + missing + "; install MPICH and configure again");
+  if (outside_launch()) return start_outside_world(spec, std::move(main));
   return std::make_unique<MpiWorld>(spec);
 }
 

@@ -1,0 +1,171 @@
+// The whole program under somebody else's launcher (`mpiexec -n 4 shardproof gate`, srun): rank 0 plans,
+// judges and is a rank itself; the others run what it hands out. A crash ends the run: no parent is left
+// to go on. What was judged before stands in the records that the ranks leave.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "oracle/case.hpp"
+#include "oracle/comm/mpi.hpp"
+#include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/standing.hpp"
+
+namespace shardproof {
+namespace {
+
+enum class Word : uint32_t { job, end };
+struct Order {
+  Word word = Word::job;
+  uint32_t number = 0;  // of the job; end: exit code
+  double deadline = 0;
+};
+
+std::optional<int> number(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return std::nullopt;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  return *end ? std::nullopt : std::optional<int>(int(value));
+}
+
+MpiPage* page() {
+  static MpiPage one;
+  return &one;
+}
+
+// No parent watches a rank here: it ends itself when a case outlasts its deadline.
+void on_alarm(int) {
+  const Trace t = snapshot(page()->trace);
+  const std::string text = "shardproof: a rank made no end within its deadline: " + standing(0, t) + "\n";
+  (void)!::write(2, text.data(), text.size());
+  ::_exit(1);
+}
+
+// Says where the rank stood; the exit code of a crash is 1 whatever the launcher makes of signals.
+void on_crash(int signal) {
+  const Trace t = snapshot(page()->trace);
+  const std::string text = fmt::format("shardproof: a rank was killed by signal {} ({}) {}; without a parent of its own the run ends here\n", signal, ::sigabbrev_np(signal), place(t));
+  (void)!::write(2, text.data(), text.size());
+  ::_exit(1);
+}
+
+class Participant {
+ public:
+  explicit Participant(double scale) : session(open_mpi_session(nullptr, nullptr)) {
+    state.trace = &page()->trace;
+    MpiSession::Context context;
+    context.state = &state;
+    context.page = page();
+    context.deadline_scale = scale;
+    context.released = [](void*) -> std::optional<std::pair<Released::Cause, std::string>> { return std::nullopt; };
+    door = session->door(context);
+    for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(s, on_crash);
+    std::signal(SIGALRM, on_alarm);
+  }
+
+  // Throws what the rank threw.
+  std::vector<std::byte> work(const RankMain& main, std::span<const std::byte> job, uint32_t case_number, double deadline) {
+    page()->trace = Trace{};
+    page()->trace.case_number = case_number;
+    RankHost host{session->rank(), session->size(), door.get(), &page()->trace, false, &state};
+    ::alarm(unsigned(deadline) + 2);
+    std::vector<std::byte> record = main(host, job);
+    ::alarm(0);
+    if (!session->end_job())
+      throw Infrastructure("a call was left unfinished; under an outside launcher a world cannot be started anew: judge this line without one");
+    return record;
+  }
+
+  MpiSession* session;
+  RankState state;
+  std::unique_ptr<Door> door;
+};
+
+Participant& participant(double scale) {
+  static Participant one(scale);
+  return one;
+}
+
+template <class T>
+std::vector<std::byte> as_message(const T& head, std::span<const std::byte> rest) {
+  std::vector<std::byte> m(sizeof head + rest.size());
+  std::memcpy(m.data(), &head, sizeof head);
+  if (!rest.empty()) std::memcpy(m.data() + sizeof head, rest.data(), rest.size());
+  return m;
+}
+
+class OutsideWorld final : public World {
+ public:
+  OutsideWorld(const WorldSpec& spec, RankMain main) : spec_(spec), main_(std::move(main)), me_(participant(spec.deadline_scale)) {
+    if (me_.session->size() != spec.ranks)
+      throw Infrastructure(fmt::format("expected a world of {} ranks, met one of {}: the launcher that started this program decides; start it with -n {}",
+                                       spec.ranks, me_.session->size(), spec.ranks));
+  }
+  bool alive() const override { return true; }
+  std::string description() const override { return fmt::format("mpi, {} ranks, {}, started from outside", spec_.ranks, me_.session->library()); }
+
+  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number, double deadline) override {
+    const double limit = deadline * spec_.deadline_scale;
+    const auto order = as_message(Order{Word::job, case_number, limit}, job);
+    for (int r = 1; r < spec_.ranks; ++r) me_.session->send(r, order);
+    std::vector<RankOutcome> outcomes(size_t(spec_.ranks));
+    outcomes[0].end = RankOutcome::finished;
+    outcomes[0].record = me_.work(main_, job, case_number, limit);
+    outcomes[0].trace = snapshot(page()->trace);
+    for (int r = 1; r < spec_.ranks; ++r) {
+      outcomes[size_t(r)].end = RankOutcome::finished;
+      outcomes[size_t(r)].record = me_.session->receive(r);
+    }
+    return outcomes;
+  }
+
+ private:
+  WorldSpec spec_;
+  RankMain main_;
+  Participant& me_;
+};
+
+}  // namespace
+
+std::optional<OutsideLaunch> outside_launch() {
+  const auto from = [](const char* rank, const char* size, const char* name) -> std::optional<OutsideLaunch> {
+    const auto r = number(rank), n = number(size);
+    if (!r || !n || *n < 2) return std::nullopt;
+    return OutsideLaunch{*r, *n, name};
+  };
+  if (auto l = from("PMI_RANK", "PMI_SIZE", "PMI")) return l;
+  if (auto l = from("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")) return l;
+  if (std::getenv("SLURM_STEP_ID")) return from("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm");
+  return std::nullopt;
+}
+
+std::unique_ptr<World> start_outside_world(const WorldSpec& spec, RankMain main) { return std::make_unique<OutsideWorld>(spec, std::move(main)); }
+
+int serve_outside(const RankMain& main) {
+  Participant& me = participant(1);
+  for (;;) {
+    const std::vector<std::byte> message = me.session->receive(0);
+    Order order;
+    if (message.size() < sizeof order) throw Infrastructure("rank 0 sent an order that is not whole");
+    std::memcpy(&order, message.data(), sizeof order);
+    if (order.word == Word::end) {
+      me.door.reset();
+      me.session->finalize();
+      return int(order.number);
+    }
+    me.session->send(0, me.work(main, std::span(message).subspan(sizeof order), order.number, order.deadline));
+  }
+}
+
+void release_outside(int exit_code) {
+  Participant& me = participant(1);  // also where nothing was run: the others wait in MPI_Init
+  for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0}, {}));
+  me.door.reset();
+  me.session->finalize();
+}
+
+}  // namespace shardproof
