@@ -53,6 +53,8 @@ class RankOfCase final : public Rank {
     for (int r = 0; r < state_.size; ++r) all[size_t(r)] = r;
     return communicator(std::move(all), "world");
   }
+  bool accumulates() const override { return accumulating; }
+  bool accumulating = false;
   View workspace(DType dtype, std::vector<int64_t> shape) override {
     workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
     return workspaces_.back()->view();
@@ -176,6 +178,8 @@ class Execution {
       (output ? outputs_ : inputs_).push_back(slot(o, o.layout, mesh, o.name));
       // P of an input's gradient is not stacked anywhere on a rank: only its local shape matters.
       (output ? cotangents_ : gradients_).push_back(slot(o, dual(o.layout), mesh, "cotangent of " + o.name));
+      if (o.role == Operand::parameter && !o.fixed_dtype && line_.has("grad"))
+        gradients_.back().dtype = dtype_from(line_.text("grad")).value_or(gradients_.back().dtype);
     }
   }
 
@@ -214,6 +218,7 @@ class Execution {
     try {
       std::istringstream words(shot.program);
       std::map<int, int> last_backward = last_uses(shot.program);
+      start_sums(shot);
       std::string word;
       for (int step = 0; words >> word; ++step) {
         record.step = step;
@@ -258,6 +263,23 @@ class Execution {
     t->case_number = state_.case_number;
     t->calls_in_phase = 0;
   }
+
+  // Running sums of parameter gradients, one set a shot, zero at its start.
+  void start_sums(const Shot& shot) {
+    sums_.clear();
+    last_step_ = -1;
+    rank_->accumulating = shot.accumulate;
+    if (!shot.accumulate) return;
+    sums_.resize(gradients_.size());
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      const Slot& s = gradients_[i];
+      if (s.operand.role != Operand::parameter || !s.operand.gradient) continue;
+      sums_[i] = Buffer(s.dtype, s.local, strides());
+      fill_from(sums_[i].view(), std::vector<double>(s.indices.size(), 0.0));
+    }
+    for (const auto& [feed, step] : last_uses(shot.program)) last_step_ = std::max(last_step_, step);
+  }
+  bool is_sum(size_t gradient) const { return gradient < sums_.size() && sums_[gradient].view().data; }
 
   static void stop(ShotRecord& record, ShotRecord::Status status, std::string text) {
     record.status = status;
@@ -317,8 +339,8 @@ class Execution {
     std::vector<View> out(gradients_.size());
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!gradients_[i].operand.gradient) continue;
-      gradients[i] = Buffer(gradients_[i].dtype, gradients_[i].local, strides());
-      out[i] = gradients[i].view();
+      if (!is_sum(i)) gradients[i] = Buffer(gradients_[i].dtype, gradients_[i].local, strides());
+      out[i] = is_sum(i) ? sums_[i].view() : gradients[i].view();
     }
     const auto in = views(cotangents);
     enter(Phase::backward);
@@ -332,8 +354,9 @@ class Execution {
     for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name, record);
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!gradients_[i].operand.gradient) continue;
-      check_result(gradients[i], "gradient of " + gradients_[i].operand.name, record);
-      keep(shot, step, int(i), true, gradients[i], record);
+      const Buffer& result = is_sum(i) ? sums_[i] : gradients[i];
+      check_result(result, "gradient of " + gradients_[i].operand.name, record);
+      if (!is_sum(i) || step == last_step_) keep(shot, step, int(i), true, result, record);
     }
     check_workspaces(record);
     if (last) flights_.erase(feed);
@@ -407,6 +430,8 @@ class Execution {
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
   std::map<int, Flight> flights_;
+  std::vector<Buffer> sums_;  // of an accumulating shot; empty where none is kept
+  int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false;
 };
 

@@ -40,6 +40,9 @@ class Rank {
   virtual View workspace(DType, std::vector<int64_t> shape) = 0;  // poisoned, guarded, the judge's; until the step ends
   // Throws Rejected where the contract refuses the line: for a kernel without preconditions of its own.
   virtual void require_legal() const {}
+  // True in a step of several microbatches: gradients of parameters come as running sums (zero at the
+  // step's start) that the backward adds to. Else every gradient is written over.
+  virtual bool accumulates() const { return false; }
   int coordinate(Axis a) const { return mesh().coordinate(world_rank(), a); }
 };
 

@@ -50,6 +50,13 @@ struct CaseResult {
   bool steady_known = false, steady = false;
 };
 
+// What one expected check saw of a control: its ratio and that ratio over the healthy twin's.
+struct Catch {
+  std::string check;
+  double ratio = 0, margin = 0;
+  bool exact = false;           // no bound above 0 took part
+};
+
 struct ControlResult {
   std::string name, family, contract, lane;
   std::string kind;             // operators: the row of the table; named controls: ""
@@ -64,6 +71,7 @@ struct ControlResult {
   std::vector<int64_t> index;
   double seconds = 0;
   std::string canonical;        // of the witness; "": the reports fall back to `witness`
+  std::vector<Catch> catches;   // of the expected checks, where caught
 };
 const char* name(ControlResult::Outcome);
 

@@ -1,4 +1,10 @@
-// U: may several forwards be in flight? F0 F1 B0 B1 gives the bits of F0 B0 F1 B1.
+// U: may several forwards be in flight, and do gradients of microbatches add up?
+//
+//   F0 F1 B0 B1             gives the bits of F0 B0 F1 B1
+//   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of parameters
+//                           are running sums, zero at the step's start: after the last backward they
+//                           hold the sum of n truths. A second step on other data, its sums zeroed
+//                           again, must not remember the first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,18 +16,41 @@ namespace {
 
 constexpr const char* interleaved = "accumulate:interleaved";
 constexpr const char* sequential = "accumulate:sequential";
+constexpr const char* steps[] = {"accumulate:step 1", "accumulate:step 2"};
 
-void plan(const Evidence&, std::vector<Shot>& shots) {
+int microbatches_of(const Evidence& e) {
+  return e.line->has("microbatches") ? int(e.line->at("microbatches")) : 1;
+}
+
+Feed reseeded(Feed f, int n) {
+  f.seed += uint64_t(n) * 0x9e3779b9;
+  return f;
+}
+
+void plan(const Evidence& e, std::vector<Shot>& shots) {
+  const Feed base = shots.at(0).feeds.at(0);
   Shot s;
-  s.feeds = {shots.at(0).feeds.at(0), shots.at(0).feeds.at(0)};
-  s.feeds[1].seed += 0x9e3779b9;
+  s.feeds = {base, reseeded(base, 1)};
   s.name = interleaved;
   s.program = "F0 F1 B0 B1";
   shots.push_back(s);
   s.name = sequential;
   s.program = "F0 B0 F1 B1";
-  shots.push_back(std::move(s));
+  shots.push_back(s);
+  const int n = microbatches_of(e);
+  if (n < 2) return;
+  s.accumulate = true;
+  s.program.clear();
+  for (int m = 0; m < n; ++m) s.program += fmt::format("{}F{} B{}", m ? " " : "", m, m);
+  for (int step = 0; step < 2; ++step) {
+    s.name = steps[step];
+    s.feeds.clear();
+    for (int m = 0; m < n; ++m) s.feeds.push_back(reseeded(base, step * n + m));
+    shots.push_back(s);
+  }
 }
+
+// ---- Forwards in flight
 
 // Two feeds that give the same results everywhere could not show a state that is overwritten.
 bool feeds_differ(const Evidence& e, int shot) {
@@ -37,12 +66,16 @@ bool feeds_differ(const Evidence& e, int shot) {
   return false;
 }
 
-CheckResult judge(const Evidence& e) {
-  for (const char* shot : {interleaved, sequential})
-    if (auto f = judging::incomplete(e, shot)) return judging::conclude("accumulate", 0, {*f});
+struct Tally {
+  int64_t compared = 0;
+  bool exact = true;
+  double ratio = 0, spread = 0;
+  std::vector<Finding> findings;
+};
+
+void judge_order(const Evidence& e, Tally& total) {
   const int mixed = e.find_shot(interleaved), plain = e.find_shot(sequential);
-  judging::Agreement total;
-  double ratio = 0;
+  total.exact = e.declared.deterministic;
   for (const char* word : {"F0", "F1", "B0", "B1"}) {
     const int step = judging::step_of(e.shots[size_t(mixed)], word);
     judging::Agreement a = judging::same_results(
@@ -51,7 +84,7 @@ CheckResult judge(const Evidence& e) {
     total.spread = std::max(total.spread, a.spread);
     if (!e.declared.deterministic) {
       judging::Judgement j = judging::against_truth(e, mixed, word, word[0] == 'B');
-      ratio = std::max(ratio, j.ratio);
+      total.ratio = std::max(total.ratio, j.ratio);
       a.findings = std::move(j.findings);
     }
     for (Finding& f : a.findings) {
@@ -63,7 +96,73 @@ CheckResult judge(const Evidence& e) {
       total.findings.push_back(std::move(f));
     }
   }
-  if (total.findings.empty() && !feeds_differ(e, plain))
+}
+
+// ---- Sums over microbatches
+
+// The sum of the truths of a step, and what it is allowed to be off.
+struct Sum {
+  Whole want;
+  std::vector<Addend> addends;
+};
+
+const Gauge& gauge_of(const Truth& truth, size_t k) {
+  static const Gauge none;
+  return k < truth.gradient_gauges.size() ? truth.gradient_gauges[k] : none;
+}
+
+Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
+  Sum sum;
+  for (const Feed& feed : step.feeds) {
+    const Truth& truth = e.truth(feed);
+    const Whole& g = truth.gradients.at(operand);
+    if (sum.want.value.empty())
+      sum.want = {g.shape, std::vector<double>(g.value.size(), 0.0)};
+    for (size_t i = 0; i < g.value.size(); ++i) sum.want.value[i] += g.value[i];
+    sum.addends.push_back({feed, &g, &gauge_of(truth, operand)});
+  }
+  return sum;
+}
+
+std::string meaning(int step) {
+  return step == 0 ? "the gradients of the microbatches do not add up: one of them was written over "
+                     "the others, or left out"
+                   : "the sum is not that of this step alone: something of the step before it was "
+                     "kept, in the kernel or in its buffers";
+}
+
+void judge_sums(const Evidence& e, int step, Tally& total) {
+  const int at = e.find_shot(steps[step]), n = microbatches_of(e);
+  const Shot& shot = e.shots[size_t(at)];
+  const int last = judging::step_of(shot, fmt::format("B{}", n - 1));
+  for (int k = 0; k < e.inputs; ++k) {
+    const Operand& o = e.operands[size_t(k)];
+    if (o.role != Operand::parameter || !o.gradient) continue;
+    const Sum sum = sum_of_truths(e, shot, size_t(k));
+    Compared c = compare(e, at, last, k, true, sum.want, bound_of_sum(e, o, sum.addends));
+    total.compared += c.compared;
+    total.exact = total.exact && c.exact;
+    total.ratio = std::max(total.ratio, c.worst_ratio);
+    if (!c.finding) continue;
+    c.finding->message = fmt::format("{}{} after {} in step {}", c.finding->message,
+                                     c.finding->message.empty() ? "" : ", ", shot.program, step + 1);
+    c.finding->means = meaning(step);
+    total.findings.push_back(std::move(*c.finding));
+  }
+}
+
+CheckResult judge(const Evidence& e) {
+  for (const Shot& s : e.shots)
+    if (s.name.starts_with("accumulate:"))
+      if (auto f = judging::incomplete(e, s.name)) return judging::conclude("accumulate", 0, {*f});
+  for (const char* shot : {interleaved, sequential})
+    if (auto f = judging::incomplete(e, shot)) return judging::conclude("accumulate", 0, {*f});
+  Tally total;
+  judge_order(e, total);
+  if (microbatches_of(e) > 1)
+    for (int step : {0, 1})
+      if (total.findings.empty()) judge_sums(e, step, total);
+  if (total.findings.empty() && !feeds_differ(e, e.find_shot(sequential)))
     return judging::conclude(
         "accumulate", 0, {},
         "both feeds give the same results, so state that is overwritten would not show");
@@ -72,8 +171,8 @@ CheckResult judge(const Evidence& e) {
     note = fmt::format("declared not deterministic: spread {}", judging::number(total.spread));
   CheckResult result =
       judging::conclude("accumulate", total.compared, std::move(total.findings), note);
-  result.exact = e.declared.deterministic;
-  result.ratio = std::max(result.ratio, ratio);
+  result.exact = total.exact;
+  result.ratio = std::max(result.ratio, total.ratio);
   return result;
 }
 
@@ -82,7 +181,8 @@ CheckResult judge(const Evidence& e) {
 Check accumulate_check() {
   return {.name = "accumulate",
           .letter = 'U',
-          .asks = "may several forwards be in flight: F0 F1 B0 B1 gives the bits of F0 B0 F1 B1",
+          .asks = "may several forwards be in flight: F0 F1 B0 B1 gives the bits of F0 B0 F1 B1; do "
+                  "gradients of microbatches add up",
           .due = judging::has_gradients,
           .plan = plan,
           .judge = judge};

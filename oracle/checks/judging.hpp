@@ -15,6 +15,7 @@ namespace shardproof {
 Check forward_check();
 Check gradient_check();
 Check adjoint_check();
+Check gradcheck_check();
 Check replica_check();
 Check ledger_check();
 Check lockstep_check();

@@ -22,14 +22,26 @@ bool in_units(double v, int64_t& units) {
   return true;
 }
 
-// Ranks whose errors count: of a P group the first, since a bound there is of the sum.
+// Of a result that is within its bound everywhere.
+long double slack_of(const Evidence& e, const Feed& feed, int operand, bool gradient,
+                     const Whole& dual_values) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Truth& truth = e.truth(feed);
+  const size_t k = size_t(gradient ? operand : operand - e.inputs);
+  const Whole& want = (gradient ? truth.gradients : truth.outputs).at(k);
+  const auto& gauges = gradient ? truth.gradient_gauges : truth.output_gauges;
+  const Gauge gauge = k < gauges.size() ? gauges[k] : Gauge{};
+  return slack(e, o, gradient, bound_of(e, feed, o, gradient, want, gauge), dual_values);
+}
+
+}  // namespace
+
 bool leads(const Layout& layout, const Mesh& mesh, int rank) {
   for (const auto& [axis, placement] : layout)
     if (placement.kind == Placement::partial && mesh.coordinate(rank, axis) > 0) return false;
   return true;
 }
 
-// sum += sign * w * sum over ranks <result, dual>, where `dual` holds whole values.
 bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
               const Whole& dual_values, int sign, Dot& sum) {
   const Operand& o = e.operands[size_t(operand)];
@@ -47,18 +59,9 @@ bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
   return true;
 }
 
-// w * sum over ranks of bound * |dual|: by how much a side may be off when each result is within
-// its bound.
-long double slack(const Evidence& e, const Feed& feed, int operand, bool gradient,
-                  const Whole& dual_values) {
-  const Operand& o = e.operands[size_t(operand)];
+long double slack(const Evidence& e, const Operand& o, bool gradient,
+                  const std::function<double(int64_t)>& bound, const Whole& dual_values) {
   const Layout layout = result_layout(o, gradient);
-  const Truth& truth = e.truth(feed);
-  const size_t k = size_t(gradient ? operand : operand - e.inputs);
-  const Whole& want = (gradient ? truth.gradients : truth.outputs).at(k);
-  const auto& gauges = gradient ? truth.gradient_gauges : truth.output_gauges;
-  const Gauge gauge = k < gauges.size() ? gauges[k] : Gauge{};
-  const auto bound = bound_of(e, feed, o, gradient, want, gauge);
   long double sum = 0;
   for (int r = 0; r < e.mesh.world(); ++r) {
     if (!leads(layout, e.mesh, r)) continue;
@@ -69,8 +72,6 @@ long double slack(const Evidence& e, const Feed& feed, int operand, bool gradien
   }
   return sum * scaled_weight(layout, e.mesh);
 }
-
-}  // namespace
 
 void Dot::add(double a, double b, int64_t times) {
   ++products_;
@@ -122,6 +123,10 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
       for (double v : g.value) w.value.push_back(round_to(v, e.dtype_of(o)));
       return w;
     }
+  if (cotangent && !o.gradient) {
+    w.value.assign(size_t(product(w.shape)), 0.0);
+    return w;
+  }
   const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
   w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
   return w;
@@ -138,13 +143,13 @@ Pairing pairing_of(const Evidence& e, int shot, int without, int input) {
     const Whole y = drawn(e, feed, o, /*cotangent=*/true);
     p.complete = p.complete && add_dots(e, shot, forward, o, false, y, +1, p.lhs);
     if (without >= 0) p.complete = p.complete && add_dots(e, without, 0, o, false, y, -1, p.lhs);
-    if (rounds) p.allowed += slack(e, feed, o, false, y);
+    if (rounds) p.allowed += slack_of(e, feed, o, false, y);
     if (rounds && without >= 0)
-      p.allowed += slack(e, e.shots[size_t(without)].feeds[0], o, false, y);
+      p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y);
   }
   const Whole x = drawn(e, feed, input, /*cotangent=*/false);
   p.complete = p.complete && add_dots(e, shot, backward, input, true, x, +1, p.rhs);
-  if (rounds) p.allowed += slack(e, feed, input, true, x);
+  if (rounds) p.allowed += slack_of(e, feed, input, true, x);
   return p;
 }
 

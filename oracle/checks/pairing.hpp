@@ -45,6 +45,19 @@ int64_t scaled_weight(const Layout&, const Mesh&);
 // Whole (stacked) values of an input, or of the cotangent of an output, as the ranks draw them.
 Whole drawn(const Evidence&, const Feed&, int operand, bool cotangent);
 
+// Ranks whose denoted values count: of a P group the first.
+bool leads(const Layout&, const Mesh&, int rank);
+
+// sum += sign * w * sum over ranks <result, dual>, scaled by the world; `dual_values` are whole.
+// False where a result is missing.
+bool add_dots(const Evidence&, int shot, int step, int operand, bool gradient,
+              const Whole& dual_values, int sign, Dot& sum);
+
+// w * sum over ranks of bound * |dual|, scaled by the world: by how much such a sum may be off when
+// each element is within its bound (of what is denoted).
+long double slack(const Evidence&, const Operand&, bool gradient,
+                  const std::function<double(int64_t)>& bound, const Whole& dual_values);
+
 // <A_k x_k, y> = <x_k, B_k y> for input k, where A_k x_k = F(.., x_k, ..) - F(.., 0, ..): the steps
 // F0 and B0 of `shot` and F0 of `without`, the same feed with input k zero (-1: linear alone, F(0)
 // = 0).

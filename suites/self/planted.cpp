@@ -106,7 +106,7 @@ void add(Registry& r, const Plant& p) {
 
 std::vector<Plant> all_plants() {
   std::vector<Plant> all;
-  for (auto* list : {values, calls, ranks, odd_but_right, vacuous})
+  for (auto* list : {values, calls, ranks, odd_but_right, vacuous, gradients})
     for (Plant& p : list()) all.push_back(std::move(p));
   return all;
 }
@@ -129,6 +129,7 @@ const Registry& registry() {
     family_mapping(r);
     family_linear(r);
     add_private_contracts(r);
+    add_norm_contracts(r);
     for (const Plant& p : all_plants()) add(r, p);
     return r;
   }();

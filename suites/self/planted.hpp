@@ -52,11 +52,13 @@ std::vector<Plant> calls();   // collectives out of step
 std::vector<Plant> ranks();   // ranks that die, hang, throw
 std::vector<Plant> odd_but_right();
 std::vector<Plant> vacuous();
+std::vector<Plant> gradients();  // wrong alike in reference and subject
 // Those that need more than a subject.
 std::vector<Planted> of_the_parent();
 
 // Contracts that no family has (names start with "planted_"), with a healthy subject each.
 void add_private_contracts(Registry&);
+void add_norm_contracts(Registry&);
 
 // All subjects above and the contracts that they are judged by. Built once, before any fork.
 const Registry& registry();

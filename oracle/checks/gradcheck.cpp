@@ -1,0 +1,395 @@
+// D: are the gradients the derivative of what the subject itself computes?
+//
+// With phi(t) = <y, F(x + t v)>, y a random cotangent and v a random direction in one input or
+// parameter, the derivative phi'(0) is <v, B y>, B y being the subject's own gradient. No reference
+// takes part in the comparison, so that a mistake which reference and subject share is seen here.
+//
+//   D1(h) = (phi(h) - phi(-h)) / 2h      = phi' + h^2 phi'''/6 + ...
+//   D2(h) = (4 D1(h/2) - D1(h)) / 3      = phi' - h^4 phi5/480 + ...
+//
+// phi errs by at most eps, the bounds of the outputs paired with |y|; then D1 errs by eps/h and D2
+// by 3 eps/h. The h at which both parts of D2's error balance is (360 eps / |phi5|)^(1/5). All steps
+// have to be planned before the ranks run, so phi5 is estimated on the reference. x and v are
+// multiples of 2^-16 and h is a power of two: x + t v is exact.
+//
+// |D2(h/2) - <v, B y>| is allowed |D2(h/2) - D2(h)|, fifteen times the truncation of D2(h/2), and
+// 3 eps/(h/2), and what the gradient's own bound leaves open. D1 must converge with order 2, unless
+// rounding hides its order: a kink (a maximum, a clamp) between x - hv and x + hv has no derivative
+// to compare with.
+//
+// v moves a whole tensor: copies of type I and R alike, parts of P, S and V by rank.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "fixtures/sharding.hpp"
+#include "oracle/checks/judging.hpp"
+#include "oracle/checks/pairing.hpp"
+#include "oracle/checks/patterns.hpp"
+
+namespace shardproof {
+namespace {
+
+constexpr int64_t largest_case = 4096;  // elements of all operands together
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr const char* base_shot = "gradcheck:at";
+
+bool is_moved(const Operand& o) {
+  return o.gradient && o.role != Operand::output && o.role != Operand::index;
+}
+
+bool on_one_host(const Case& line) {
+  return line.text("transport") == "processes" || line.text("transport") == "threads";
+}
+
+bool is_small(const Contract& contract, const Case& line) {
+  int64_t elements = 0;
+  for (const Operand& o : contract.operands(line))
+    elements += product(whole_shape(o.shape, o.layout, line.mesh()));
+  return elements <= largest_case;
+}
+
+bool due(const Contract& contract, const Case& line, const Declared& declared) {
+  const Fill fill = fill_of(line);
+  return line.dtype() == DType::f64 && (fill == Fill::integers || fill == Fill::normal) &&
+         on_one_host(line) && judging::has_gradients(contract, line, declared) &&
+         is_small(contract, line);
+}
+
+// ---- x, v, y and phi
+
+std::vector<double> on_grid(std::vector<double> values) {
+  for (double& v : values) v = std::nearbyint(v * 0x1p16) * 0x1p-16;
+  return values;
+}
+
+Feed fresh_normals(const Feed& base, uint64_t stream) {
+  Feed f;
+  f.fill = Fill::normal;
+  f.range = base.range;
+  f.seed = base.seed + stream * 0x2545f491;
+  return f;
+}
+
+// x: normal values on the grid; indices as the case draws them.
+Feed point(const Evidence& e) {
+  const Feed& base = e.shots.at(0).feeds.at(0);
+  Feed f = fresh_normals(base, 1);
+  for (int k = 0; k < e.inputs; ++k) {
+    const bool index = e.operands[size_t(k)].role == Operand::index;
+    auto values = drawn(e, index ? base : f, k, /*cotangent=*/false).value;
+    f.given.push_back({k, index ? std::move(values) : on_grid(std::move(values))});
+  }
+  return f;
+}
+
+Whole direction(const Evidence& e, int operand) {
+  const Feed f = fresh_normals(e.shots.at(0).feeds.at(0), uint64_t(operand) + 2);
+  Whole v = drawn(e, f, operand, /*cotangent=*/false);
+  v.value = on_grid(std::move(v.value));
+  return v;
+}
+
+Feed moved(Feed at, int operand, const Whole& v, double t) {
+  std::vector<double>& x = at.given[size_t(operand)].value;
+  for (size_t i = 0; i < x.size(); ++i) x[i] += t * v.value[i];
+  return at;
+}
+
+std::vector<Whole> inputs_of(const Evidence& e, const Feed& feed) {
+  std::vector<Whole> inputs;
+  for (int k = 0; k < e.inputs; ++k) inputs.push_back(drawn(e, feed, k, /*cotangent=*/false));
+  return inputs;
+}
+
+// y, by output.
+std::vector<Whole> cotangents_of(const Evidence& e, const Feed& feed) {
+  std::vector<Whole> y;
+  for (int o = e.inputs; o < int(e.operands.size()); ++o)
+    y.push_back(drawn(e, feed, o, /*cotangent=*/true));
+  return y;
+}
+
+struct Value {
+  long double value = 0, error = 0;
+};
+
+// phi of the reference: outputs that it denotes, paired as the ranks would pair theirs.
+long double phi_of_reference(const Evidence& e, const Feed& feed, const std::vector<Whole>& y) {
+  const auto outputs = e.contract->forward(*e.line, inputs_of(e, feed), nullptr);
+  long double sum = 0;
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    const Operand& what = e.operands[size_t(e.inputs) + o];
+    for (int r = 0; r < e.mesh.world(); ++r) {
+      if (!leads(what.layout, e.mesh, r)) continue;
+      const auto from = denoted_indices(what.shape, what.layout, e.mesh, r),
+                 at = whole_indices(what.shape, dual(what.layout), e.mesh, r);
+      for (size_t i = 0; i < at.size(); ++i)
+        sum += (long double)outputs[o].value[size_t(from[i])] * y[o].value[size_t(at[i])] *
+               scaled_weight(what.layout, e.mesh);
+    }
+  }
+  return sum / e.mesh.world();
+}
+
+// By how much phi may be off where every output is within its bound.
+long double rounding_of_phi(const Evidence& e, const Feed& feed, const std::vector<Whole>& y) {
+  std::vector<Gauge> gauges;
+  const auto outputs = e.contract->forward(*e.line, inputs_of(e, feed), &gauges);
+  long double sum = 0;
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    const Operand& what = e.operands[size_t(e.inputs) + o];
+    const Gauge gauge = o < gauges.size() ? gauges[o] : Gauge{};
+    sum += slack(e, what, false, bound_of(e, feed, what, false, outputs[o], gauge), y[o]);
+  }
+  return sum / e.mesh.world();
+}
+
+// phi of the subject.
+std::optional<Value> phi_of_subject(const Evidence& e, int shot, const std::vector<Whole>& y) {
+  Dot sum;
+  for (size_t o = 0; o < y.size(); ++o)
+    if (!add_dots(e, shot, 0, e.inputs + int(o), false, y[o], +1, sum)) return std::nullopt;
+  const long double value = sum.value() / e.mesh.world();
+  return Value{value, sum.error() / e.mesh.world() + std::abs(value) * 0x1p-62L};
+}
+
+// ---- plan
+
+constexpr int rungs = 3;  // h, h/2, h/4
+constexpr int largest_power = -2, smallest_power = -20;
+
+std::string shot_name(const Evidence& e, int operand, int power, int sign) {
+  return fmt::format("gradcheck:{}:{}2^{}", e.operands[size_t(operand)].name,
+                     sign > 0 ? "+" : "-", power);
+}
+
+// |phi5| of the reference near x: the larger of two central differences of fifth order.
+double fifth_derivative(const Evidence& e, const Feed& at, int operand, const Whole& v,
+                        const std::vector<Whole>& y) {
+  double largest = 0;
+  for (const double k : {1.0 / 16, 1.0 / 8}) {
+    long double sum = 0;
+    for (const auto& [times, weight] : {std::pair{1, 5.0}, {2, -4.0}, {3, 1.0}})
+      sum += weight * (phi_of_reference(e, moved(at, operand, v, times * k), y) -
+                       phi_of_reference(e, moved(at, operand, v, -times * k), y));
+    largest = std::max(largest, double(std::abs(sum)) / (2 * std::pow(k, 5)));
+  }
+  return largest;
+}
+
+// log2 of the largest h.
+int power_of_step(const Evidence& e, const Feed& at, int operand, const Whole& v,
+                  const std::vector<Whole>& y) {
+  const double eps = double(rounding_of_phi(e, at, y)) +
+                     0x1p-62 * std::abs(double(phi_of_reference(e, at, y)));
+  const double h = std::pow(360 * eps / fifth_derivative(e, at, operand, v, y), 0.2);
+  if (!std::isfinite(h)) return largest_power;  // a polynomial: no truncation at any h
+  return std::clamp(int(std::floor(std::log2(h))), smallest_power, largest_power);
+}
+
+void plan(const Evidence& e, std::vector<Shot>& shots) {
+  const Feed at = point(e);
+  const auto y = cotangents_of(e, at);
+  Shot s;
+  s.name = base_shot;
+  s.program = "F0 B0";
+  s.feeds = {at};
+  shots.push_back(s);
+  s.program = "F0";
+  for (int k = 0; k < e.inputs; ++k) {
+    if (!is_moved(e.operands[size_t(k)])) continue;
+    const Whole v = direction(e, k);
+    const int power = power_of_step(e, at, k, v, y);
+    for (int rung = 0; rung < rungs; ++rung)
+      for (const int sign : {+1, -1}) {
+        s.name = shot_name(e, k, power - rung, sign);
+        s.feeds = {moved(at, k, v, sign * std::ldexp(1.0, power - rung))};
+        shots.push_back(s);
+      }
+  }
+}
+
+// ---- judge
+
+// The planned power of an operand: that of its first shot.
+std::optional<int> planned_power(const Evidence& e, int operand) {
+  for (int power = largest_power; power >= smallest_power; --power)
+    if (e.find_shot(shot_name(e, operand, power, +1)) >= 0) return power;
+  return std::nullopt;
+}
+
+struct Differences {
+  double h = 0;
+  std::array<long double, rungs> first;  // D1 at h, h/2, h/4
+  long double eps = 0;
+  bool complete = false;
+
+  long double second(int rung) const {
+    return (4 * first[size_t(rung) + 1] - first[size_t(rung)]) / 3;
+  }
+  long double allowed() const { return std::abs(second(1) - second(0)) + 3 * eps / (h / 2); }
+
+  // log2 of |D1(h) - D1(h/2)| / |D1(h/2) - D1(h/4)|, each off by what rounding leaves open.
+  struct Order {
+    double low, high;
+  };
+  Order order() const {
+    const double d1 = double(std::abs(first[0] - first[1])),
+                 d2 = double(std::abs(first[1] - first[2])), n1 = double(3 * eps) / h, n2 = 2 * n1;
+    return {d1 > n1 ? std::log2((d1 - n1) / (d2 + n2)) : -infinity,
+            d2 > n2 ? std::log2((d1 + n1) / (d2 - n2)) : infinity};
+  }
+};
+
+Differences differences_of(const Evidence& e, const Feed& at, int operand, int power,
+                           const std::vector<Whole>& y) {
+  Differences d;
+  d.h = std::ldexp(1.0, power);
+  const Whole v = direction(e, operand);
+  for (const double t : {0.0, d.h, -d.h})
+    d.eps = std::max(d.eps, rounding_of_phi(e, moved(at, operand, v, t), y));
+  long double summing = 0;
+  for (int rung = 0; rung < rungs; ++rung) {
+    const auto plus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, +1)), y),
+               minus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, -1)), y);
+    if (!plus || !minus) return d;
+    d.first[size_t(rung)] = (plus->value - minus->value) / (2 * std::ldexp(d.h, -rung));
+    summing = std::max({summing, plus->error, minus->error});
+  }
+  d.eps += summing;
+  d.complete = true;
+  return d;
+}
+
+// <v, B y> and by how much the subject's gradient may be off in it.
+std::optional<Value> analytic(const Evidence& e, const Feed& at, int operand) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Whole v = direction(e, operand);
+  const int shot = e.find_shot(base_shot);
+  Dot sum;
+  if (!add_dots(e, shot, judging::step_of(e.shots[size_t(shot)], "B0"), operand, true, v, +1, sum))
+    return std::nullopt;
+  const Truth& truth = e.truth(at);
+  const Gauge gauge = size_t(operand) < truth.gradient_gauges.size()
+                          ? truth.gradient_gauges[size_t(operand)]
+                          : Gauge{};
+  const auto bound = bound_of(e, at, o, true, truth.gradients.at(size_t(operand)), gauge);
+  const long double world = e.mesh.world();
+  return Value{sum.value() / world, (slack(e, o, true, bound, v) + sum.error()) / world};
+}
+
+struct Tally {
+  int64_t judged = 0;
+  double ratio = 0, bound = 0, resolution = 0;
+  std::string where, floor;
+  std::vector<Finding> findings;
+};
+
+Finding finding_of(const Evidence& e, int operand) {
+  Finding f;
+  f.tensor = judging::tensor_name(e.operands[size_t(operand)], true);
+  f.where = "along a random direction of " + e.operands[size_t(operand)].name;
+  f.ratio = infinity;
+  return f;
+}
+
+std::string order_text(const Differences::Order& o) {
+  return std::isfinite(o.low) && std::isfinite(o.high)
+             ? fmt::format("order {:.2f}", (o.low + o.high) / 2)
+             : "order below rounding";
+}
+
+void judge_operand(const Evidence& e, const Feed& at, int operand, const std::vector<Whole>& y,
+                   Tally& t) {
+  const auto power = planned_power(e, operand);
+  const Differences d = power ? differences_of(e, at, operand, *power, y) : Differences{};
+  const auto got = analytic(e, at, operand);
+  Finding f = finding_of(e, operand);
+  if (!d.complete || !got) {
+    f.message = "expected a result of every rank, met none of some";
+    t.findings.push_back(std::move(f));
+    return;
+  }
+  const Differences::Order order = d.order();
+  if (order.high < 1.5) {
+    f.message = fmt::format("D1 converges with order {:.2f} at h = 2^{}, expected 2", order.high,
+                            *power);
+    f.means = "the forward is not smooth here (a maximum, a clamp, a branch), or not the same "
+              "function from call to call";
+    t.findings.push_back(std::move(f));
+    return;
+  }
+  const double want = double(d.second(1)), allowed = double(d.allowed() + got->error),
+               error = double(std::abs(got->value - d.second(1)));
+  const double largest = std::max(std::abs(want), std::abs(double(got->value)));
+  if (std::isfinite(allowed) && largest <= allowed) {  // a gradient of zero would pass
+    t.floor += (t.floor.empty() ? "" : ", ") + e.operands[size_t(operand)].name;
+    return;
+  }
+  ++t.judged;
+  const double ratio = std::isfinite(error / allowed) ? error / allowed : infinity;
+  if (t.where.empty() || ratio > t.ratio) {
+    t.where = f.where;
+    t.bound = allowed;
+    t.ratio = ratio;
+  }
+  t.resolution = std::max(t.resolution, allowed / largest);
+  if (std::isfinite(error) && error <= allowed) return;
+  f.numeric = true;
+  f.got = double(got->value), f.want = want, f.bound = allowed, f.ratio = ratio;
+  f.error = std::isfinite(error) ? error : infinity;
+  f.wrong = f.compared = 1;
+  f.message = fmt::format("<v, B y> against second differences at h = 2^{}, {}", *power - 1,
+                          order_text(order));
+  const double factor = f.got / f.want;
+  const std::string name = factor_name(factor, e.mesh);
+  f.pattern = "x " + factor_text(factor) + (name.empty() ? "" : " = " + name);
+  f.means = factor_means(factor, e.mesh);
+  if (f.means.empty())
+    f.means = "the gradient is not the derivative of what the forward computes";
+  t.findings.push_back(std::move(f));
+}
+
+std::string note_of(const Tally& t) {
+  std::string note;
+  if (t.judged > 0)
+    note = fmt::format("sees relative errors of a gradient down to {:.1e}", t.resolution);
+  if (!t.floor.empty())
+    note += fmt::format("{}{}: differences at the rounding floor", note.empty() ? "" : "; ", t.floor);
+  return note;
+}
+
+CheckResult judge(const Evidence& e) {
+  for (const Shot& s : e.shots)
+    if (s.name.starts_with("gradcheck:"))
+      if (auto f = judging::incomplete(e, s.name)) return judging::conclude("gradcheck", 0, {*f});
+  if (auto f = judging::incomplete(e, base_shot)) return judging::conclude("gradcheck", 0, {*f});
+  const Feed at = e.shots[size_t(e.find_shot(base_shot))].feeds[0];
+  const auto y = cotangents_of(e, at);
+  Tally t;
+  for (int k = 0; k < e.inputs; ++k)
+    if (is_moved(e.operands[size_t(k)])) judge_operand(e, at, k, y, t);
+  CheckResult result =
+      judging::conclude("gradcheck", t.judged, std::move(t.findings), note_of(t));
+  result.ratio = std::max(result.ratio, t.ratio);
+  result.bound = t.bound;
+  result.where = t.where;
+  return result;
+}
+
+}  // namespace
+
+Check gradcheck_check() {
+  return {.name = "gradcheck",
+          .letter = 'D',
+          .asks = "are the gradients the derivative of what the subject itself computes",
+          .due = due,
+          .plan = plan,
+          .judge = judge};
+}
+
+}  // namespace shardproof
