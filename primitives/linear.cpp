@@ -28,6 +28,17 @@ Parallel::Parallel(Rank& r)
 
 void convert(const View& from, const View& to) { fill_from(to, to_doubles(from)); }
 
+View fresh_gradient(Parallel& p, const View& gradient) {
+  return gradient.data ? p.workspace(p.accumulate, gradient.shape) : gradient;
+}
+
+void add_into(const View& own, const View& sum) {
+  std::vector<double> total = to_doubles(sum);
+  const std::vector<double> more = to_doubles(own);
+  for (size_t i = 0; i < total.size(); ++i) total[i] += more[i];
+  fill_from(sum, total);
+}
+
 View own_block(const Parallel& p, const View& whole, int dim) {
   const int64_t extent = whole.shape[size_t(dim)], block = extent / p.tp.size();
   if (extent % p.tp.size())

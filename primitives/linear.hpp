@@ -11,7 +11,9 @@
 //
 // Products are accumulated in f32 (f64 where storage or acc= says so), stored once; sums between
 // ranks travel in the wire type. Over dp and cp nothing is summed: parameter gradients stay
-// partial. The steps are virtual so that a variant replaces one of them.
+// partial. Where a step has several microbatches, each adds its parameter gradients, rounded to the
+// accumulation type, into running sums of the gradient's type. The steps are virtual so that a
+// variant replaces one of them.
 #pragma once
 #include <memory>
 #include <vector>
@@ -36,6 +38,10 @@ struct Parallel {
 };
 
 inline int last(const View& v) { return int(v.shape.size()) - 1; }
+// Where a parameter's gradient is computed: its own place, or, where running sums are kept, a
+// workspace that is added into the sum afterwards.
+View fresh_gradient(Parallel&, const View& gradient);
+void add_into(const View& own, const View& sum);
 // Copies with one rounding; dtypes may differ.
 void convert(const View& from, const View& to);
 // Own block of a dim that all ranks of tp hold whole.
@@ -75,6 +81,18 @@ class RowParallel {
   void reduce_bias_gradient(Parallel&, const View& local, Communicator&, const View& db);
 };
 
+// Runs `backward` on gradients of one microbatch: those of inputs 1, 2, ... (parameters) are fresh
+// where running sums are kept, and are added into them by `add`.
+template <class Backward, class Add>
+void into_running_sums(Parallel& p, std::span<const View> gradients, Backward backward, Add add) {
+  if (!p.rank.accumulates()) return backward(gradients);
+  std::vector<View> own(gradients.begin(), gradients.end());
+  for (size_t i = 1; i < own.size(); ++i) own[i] = fresh_gradient(p, gradients[i]);
+  backward(std::span<const View>(own));
+  for (size_t i = 1; i < own.size(); ++i)
+    if (own[i].data) add(own[i], gradients[i]);
+}
+
 // Rows of a weight [parts stacked] that this rank owns: block r of each part.
 std::vector<int64_t> rows_of_parts(const std::vector<int64_t>& parts, int p, int r);
 // Rows that a line's attributes (heads, kv_heads, head_dim, swiglu) give to rank r of p.
@@ -96,8 +114,11 @@ class LinearColumn : public Kernel {
   virtual std::vector<int64_t> own_rows(const Case&, int64_t rows, int p, int r) const;
   virtual std::vector<int64_t> own_bias_rows(const Case&, int64_t rows, int p, int r) const;
   virtual void split_output_gradient(Parallel&, const View& whole, const View& own);
+  virtual void add_gradient(const View& own, const View& sum);  // of a microbatch to the step's
 
  private:
+  void gradients_of(Parallel&, Saved&, std::span<const View> cotangents,
+                    std::span<const View> gradients);
   View own_part(Parallel&, const View& whole, bool bias);
   void return_part(Parallel&, const View& own, const View& whole, bool bias);
   std::unique_ptr<ColumnParallel> part_;
@@ -112,6 +133,8 @@ class LinearRow : public Kernel {
                 std::span<const View> gradients) override;
 
  private:
+  void gradients_of(Parallel&, Saved&, std::span<const View> cotangents,
+                    std::span<const View> gradients);
   std::unique_ptr<RowParallel> part_;
 };
 

@@ -108,10 +108,19 @@ std::unique_ptr<Saved> LinearColumn::forward(Rank& rank, std::span<const View> i
   return saved;
 }
 
+void LinearColumn::add_gradient(const View& own, const View& sum) { add_into(own, sum); }
+
 void LinearColumn::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                             std::span<const View> gradients) {
   Parallel p(rank);
-  const Case& line = rank.line();
+  into_running_sums(
+      p, gradients, [&](auto own) { gradients_of(p, state, cotangents, own); },
+      [&](const View& own, const View& sum) { add_gradient(own, sum); });
+}
+
+void LinearColumn::gradients_of(Parallel& p, Saved& state, std::span<const View> cotangents,
+                                std::span<const View> gradients) {
+  const Case& line = p.rank.line();
   const auto& saved = static_cast<const ColumnSaved&>(state);
   const View w = own_part(p, saved.w, false);
   View g = cotangents[0];
@@ -124,7 +133,7 @@ void LinearColumn::backward(Rank& rank, Saved& state, std::span<const View> cota
   if (whole && dw.data) dw = p.workspace(dw.dtype, w.shape);
   if (whole && db.data) db = p.workspace(db.dtype, {w.shape[0]});
   part_->backward(p, saved.x, w, g, gradients[0], dw, skip ? View{} : db);
-  if (skip && db.data) copy(cotangents[1], db);
+  if (skip && db.data) convert(cotangents[1], db);
   return_part(p, dw, gradients[1], false);
   return_part(p, db, optional(gradients, 2), true);
 }

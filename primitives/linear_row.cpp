@@ -70,7 +70,7 @@ View optional(std::span<const View> views, size_t i) {
 // The bias that is left to the caller is added to the own tokens there: under sp its gradient is
 // partial over tp.
 void skipped_bias_gradient(Parallel& p, const View& g, const View& db) {
-  if (!p.sp || p.tp.size() == 1) return copy(g, db);
+  if (!p.sp || p.tp.size() == 1) return convert(g, db);
   const View partial = p.workspace(p.wire, db.shape), sum = p.workspace(p.wire, db.shape);
   convert(g, partial);
   p.tp.all_reduce(partial, sum);
@@ -99,9 +99,15 @@ std::unique_ptr<Saved> LinearRow::forward(Rank& rank, std::span<const View> inpu
 void LinearRow::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                          std::span<const View> gradients) {
   Parallel p(rank);
+  into_running_sums(
+      p, gradients, [&](auto own) { gradients_of(p, state, cotangents, own); }, add_into);
+}
+
+void LinearRow::gradients_of(Parallel& p, Saved& state, std::span<const View> cotangents,
+                             std::span<const View> gradients) {
   const auto& saved = static_cast<const RowSaved&>(state);
-  const bool skip = rank.line().on("skip_bias_add");
-  const bool scattered = !rank.line().on("input_is_parallel");
+  const bool skip = p.rank.line().on("skip_bias_add");
+  const bool scattered = !p.rank.line().on("input_is_parallel");
   const View db = optional(gradients, 2);
   View dx = gradients[0];
   if (scattered && dx.data) dx = p.workspace(dx.dtype, saved.x.shape);

@@ -197,7 +197,13 @@ std::unique_ptr<Saved> Mlp::forward(Rank& rank, std::span<const View> inputs,
 void Mlp::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                    std::span<const View> gradients) {
   Parallel p(rank);
-  const Case& line = rank.line();
+  into_running_sums(
+      p, gradients, [&](auto own) { gradients_of(p, state, cotangents, own); }, add_into);
+}
+
+void Mlp::gradients_of(Parallel& p, Saved& state, std::span<const View> cotangents,
+                       std::span<const View> gradients) {
+  const Case& line = p.rank.line();
   const auto& saved = static_cast<const MlpSaved&>(state);
   const Arguments& in = saved.in;
   const Arguments d(line, gradients);

@@ -33,6 +33,8 @@ class Mlp : public Kernel {
   virtual std::vector<int64_t> own_rows(const Case&, int64_t rows, int p, int r) const;
 
  private:
+  void gradients_of(Parallel&, Saved&, std::span<const View> cotangents,
+                    std::span<const View> gradients);
   template <class T>
   void between(Parallel&, const View& z, const View& gamma, const View& n, const View& inverse_rms);
   template <class T>

@@ -37,6 +37,12 @@ std::vector<Key> token_keys() {
           extent("batch", "1", 1, "dim 1 of x where seq is given")};
 }
 
+Key microbatches_key() {
+  Key k = extent("microbatches", "1", 1, "forwards and backwards in a step of `accumulate`");
+  k.high = 16;
+  return k;
+}
+
 std::vector<int64_t> token_shape(const Case& c, int64_t features) {
   if (c.at("seq") > 0) return {c.at("seq"), c.at("batch"), features};
   return {c.at("tokens"), features};
@@ -208,9 +214,10 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   return out;
 }
 
-// Sums of Y (and its bias), dX, dW: the longest decides.
+// Sums of Y (and its bias), dX, dW over the microbatches of a step: the longest decides.
 std::optional<int64_t> integer_range(const Case& c) {
-  return range_of_products(c, std::max({c.at("in") + 1, c.at("out"), c.at("tokens")}));
+  return range_of_products(
+      c, std::max({c.at("in") + 1, c.at("out"), c.at("tokens") * c.at("microbatches")}));
 }
 
 std::vector<Key> common_keys(Key in, Key out) {
@@ -223,6 +230,7 @@ std::vector<Key> common_keys(Key in, Key out) {
   keys.push_back(toggle("skip_bias_add", "off", "hand b back instead of adding it"));
   keys.push_back(toggle("frozen", "off", "no gradient of w and b"));
   keys.push_back(toggle("input_grad", "on", "gradient of x"));
+  keys.push_back(microbatches_key());
   return keys;
 }
 
@@ -300,13 +308,19 @@ std::vector<std::string> column_cases(const std::string& tier) {
                                             "swiglu=on sp=on",
                                             "whole_weight=on",
                                             "whole_weight=on heads=8 kv_heads=4 sp=on",
+                                            "microbatches=2",
+                                            "microbatches=3 sp=on dtype=f32 fill=normal",
+                                            "microbatches=2 dtype=bf16 grad=f32 fill=normal",
+                                            "microbatches=2 dtype=bf16",
+                                            "microbatches=2 whole_weight=on skip_bias_add=on",
                                             "whole_weight=on swiglu=on gather_output=off"};
   const auto smoke = together(
       {crossed({"linear_column"},
                {"tp=2", "tp=4", "tp=2 sp=on", "tp=4 sp=on", "tp=2 sp=on dtype=bf16",
                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
        crossed({"linear_column tp=2"},
-               {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on", "heads=8 kv_heads=4"}),
+               {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on", "heads=8 kv_heads=4",
+                "microbatches=2"}),
        crossed({"linear_column tp=4"}, {"swiglu=on", "skip_bias_add=on", "whole_weight=on"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_column", "linear_column tp=2", "linear_column tp=3",
@@ -420,11 +434,13 @@ std::vector<std::string> row_cases(const std::string& tier) {
       "frozen=on sp=on",        "input_grad=off",
       "input_grad=off sp=on",   "bias=off",
       "bias=off sp=on",         "seq=24 batch=2 sp=on",
-      "seq=8 batch=3",          "frozen=on input_is_parallel=off"};
+      "seq=8 batch=3",          "frozen=on input_is_parallel=off",
+      "microbatches=2 sp=on",   "microbatches=2 dtype=bf16 grad=f32 fill=normal",
+      "microbatches=2",         "microbatches=2 skip_bias_add=on sp=on dtype=bf16"};
   const auto smoke = together(
       {crossed({"linear_row"}, {"tp=2", "tp=4", "tp=2 sp=on", "tp=4 sp=on", "tp=2 sp=on dtype=bf16",
                                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
-       crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on"}),
+       crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on", "microbatches=2 sp=on"}),
        crossed({"linear_row tp=4"}, {"skip_bias_add=on sp=on", "bias=off"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_row", "linear_row tp=2", "linear_row tp=3",

@@ -132,7 +132,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 // |Y| <= f (h+1) B^3 + B, the gradients alike.
 std::optional<int64_t> integer_range(const Case& c) {
   if (c.text("activation") != "identity" || normalised(c)) return {};
-  const int64_t T = c.at("tokens"), h = c.at("hidden") + 1, f = c.at("ffn");
+  const int64_t T = c.at("tokens") * c.at("microbatches"), h = c.at("hidden") + 1, f = c.at("ffn");
   return exact_range(c.dtype(), std::max({f * h + 1, T * h}), 3);
 }
 
@@ -187,6 +187,7 @@ std::vector<Key> keys() {
       toggle("sp", "off", "sequence parallel: tokens are cut over tp outside the layer"));
   list.push_back(
       toggle("whole_weight", "off", "w1 and b1 are handed whole and cut by the subject"));
+  list.push_back(microbatches_key());
   return list;
 }
 
@@ -211,6 +212,7 @@ std::vector<std::string> cases(const std::string& tier) {
                 "between=norm_reduced dtype=bf16", "activation=identity dtype=f32",
                 "dtype=bf16 wire=f32", "dtype=f32 acc=f64", "bias=off", "fill=cancelling",
                 "whole_weight=on activation=swiglu", "whole_weight=on", "seq=24 batch=2",
+                "microbatches=2", "microbatches=2 dtype=bf16 grad=f32",
                 "activation=swiglu strides=transposed", "between=norm_reduced strides=transposed"}),
        crossed({"mlp tp=2 dp=2", "mlp tp=4 dp=2", "mlp tp=2 dp=4", "mlp tp=2 cp=2 dp=2"},
                {"activation=swiglu", "sp=on"})});

@@ -1,5 +1,8 @@
 // Broken twins of the linears and of the MLP. Each replaces one step of the healthy layer; the
 // comment above a twin names the mistake.
+#include <algorithm>
+#include <map>
+
 #include "primitives/linear.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/gemm.hpp"
@@ -94,6 +97,32 @@ struct SkippedBiasAdded final : LinearColumn {
     add_row(without, inputs[2], outputs[0], p.accumulate);
     return saved;
   }
+};
+
+// Each microbatch's gradient is written over the sum: the last one remains.
+struct SumOverwritten final : LinearColumn {
+  void add_gradient(const View& own, const View& sum) override { convert(own, sum); }
+};
+
+// A gradient that is there is taken for complete: the first microbatch's remains.
+struct SumAddedOnce final : LinearColumn {
+  void add_gradient(const View& own, const View& sum) override {
+    const std::vector<double> there = to_doubles(sum);
+    if (std::all_of(there.begin(), there.end(), [](double v) { return v == 0; }))
+      add_into(own, sum);
+  }
+};
+
+// The sum is kept in the layer and never cleared: a step begins with the one before it.
+class SumKeptInLayer final : public LinearColumn {
+  void add_gradient(const View& own, const View& sum) override {
+    std::vector<double>& kept = kept_[sum.shape];
+    kept.resize(size_t(own.elements()));
+    const std::vector<double> more = to_doubles(own);
+    for (size_t i = 0; i < kept.size(); ++i) kept[i] += more[i];
+    fill_from(sum, kept);
+  }
+  std::map<std::vector<int64_t>, std::vector<double>> kept_;  // w and b differ in shape
 };
 
 // ---- Row
@@ -238,6 +267,13 @@ const Row rows[] = {
     {"linear_column", "skipped_bias_added", layer<SkippedBiasAdded>, "forward", "ledger",
      "a bias left to the caller that the layer adds as well", "tp=2 skip_bias_add=on",
      "random bias"},
+
+    {"linear_column", "wgrad_overwrites", layer<SumOverwritten>, "accumulate", "forward,gradient",
+     "NVIDIA/Megatron-LM 6357", "tp=2 microbatches=2", "2 microbatches in one step"},
+    {"linear_column", "wgrad_adds_once", layer<SumAddedOnce>, "accumulate", "forward,gradient",
+     "NVIDIA/Megatron-LM 6357", "tp=2 microbatches=2", "2 microbatches in one step"},
+    {"linear_column", "dirty_accumulator", layer<SumKeptInLayer>, "accumulate", "forward,gradient",
+     "NVIDIA/Megatron-LM 4609", "tp=2 microbatches=2", "2 steps, compared after each"},
 
     {"linear_row", "bias_before_reduce", row_with<BiasBeforeReduce>, "forward", "ledger",
      "huggingface/text-generation-inference 1036", "tp=4", "bias as large as the output"},
