@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 
@@ -141,6 +142,7 @@ std::string closing(const Report& report) {
   add_self(report, lines);
   add_families(report, lines);
   add_lanes(report, lines);
+  for (const std::string& warning : power_warnings(report)) lines.push_back({"power", warning, ""});
   const Ending end = ending(report);
   lines.push_back({end.word, end.sentence, telling::seconds(report.wall_seconds)});
   add_next(report, end.word, lines);

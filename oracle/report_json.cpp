@@ -13,6 +13,9 @@
 //                                               count checks, one for each check due on each case;
 //                                               controls are broken runs
 //   self not_due
+//   power      one entry for each check of a family: state (seen | exact | LOW | BLIND | no control)
+//     passed worst_healthy worst_line exact (healthy runs) caught weakest witness ratio margin
+//     escaped (broken ones) cannot_see
 //   cases      one entry for each check on each case:
 //     line (canonical) short family contract lane check verdict
 //     ratio (error / bound, worst element) bound exact (the bound was 0) compared wrong
@@ -37,6 +40,7 @@
 
 #include "oracle/case.hpp"
 #include "oracle/comm/door.hpp"
+#include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 
@@ -218,6 +222,24 @@ ordered_json head_of(const Report& report) {
   return j;
 }
 
+ordered_json entry(const Power& p) {
+  const bool bounded = !p.weakest.empty();
+  return {{"family", p.family},
+          {"check", p.check},
+          {"state", p.state()},
+          {"passed", p.passed},
+          {"worst_healthy", number_if(p.passed > 0, p.worst_healthy)},
+          {"worst_line", text_if_any(p.worst_line)},
+          {"exact", p.exact},
+          {"caught", p.caught},
+          {"weakest", text_if_any(p.weakest)},
+          {"witness", text_if_any(p.witness)},
+          {"ratio", number_if(bounded, p.ratio)},
+          {"margin", number_if(bounded || p.caught > 0, bounded ? p.margin : INFINITY)},
+          {"escaped", p.escaped},
+          {"cannot_see", text_if_any(blind_to(p.check))}};
+}
+
 std::string array_of_lines(const std::vector<std::string>& entries) {
   return entries.empty() ? "[]" : "[\n  " + join(entries, ",\n  ") + "\n ]";
 }
@@ -225,13 +247,15 @@ std::string array_of_lines(const std::vector<std::string>& entries) {
 }  // namespace
 
 std::string report_json(const Report& report) {
-  std::vector<std::string> cases, controls;
+  std::vector<std::string> cases, controls, power;
   for (const CaseResult& c : report.cases)
     for (const CheckResult& check : c.checks) cases.push_back(dump(entry(c, check)));
   for (const ControlResult& c : report.controls) controls.push_back(dump(entry(c)));
+  for (const Power& p : power_of(report)) power.push_back(dump(entry(p)));
   std::string text = "{\n";
   const ordered_json head = head_of(report);
   for (const auto& [key, value] : head.items()) text += " \"" + key + "\": " + dump(value) + ",\n";
+  text += " \"power\": " + array_of_lines(power) + ",\n";
   text += " \"cases\": " + array_of_lines(cases) + ",\n";
   return text + " \"controls\": " + array_of_lines(controls) + "\n}\n";
 }

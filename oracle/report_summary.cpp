@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 
@@ -120,6 +121,19 @@ std::string controls_details(const Report& report, size_t room) {
   return text + "</details>\n\n";
 }
 
+std::string power_details(const Report& report, size_t room) {
+  const std::vector<std::vector<std::string>> rows = power_rows(report);
+  if (report.controls.empty() || rows.empty()) return "";
+  std::string text = "<details><summary>What each check sees, and what it cannot</summary>\n\n";
+  text += table_head(power_columns(), [](size_t i) { return i >= 3 && i != 6 && i != 9; });
+  size_t shown = 0;
+  for (; shown < rows.size() && text.size() + 400 < room; shown++) text += table_row(rows[shown]);
+  text += "\n";
+  if (shown < rows.size())
+    text += fmt::format("{} more rows in report.json.\n\n", rows.size() - shown);
+  return text + "</details>\n\n";
+}
+
 std::string made_by(const Report& report) {
   std::string text = "Command: <code>" + cell(report.command) + "</code>";
   std::vector<std::string> versions;
@@ -135,6 +149,7 @@ std::string summary_markdown(const Report& report) {
   std::string text = fmt::format("## Shardproof: {}\n\n{} ({}).\n\n", end.word, cell(end.sentence),
                                  telling::seconds(report.wall_seconds));
   text += families_table(report) + lanes_list(report) + failures(report);
+  text += power_details(report, most_characters / 4);
   text += controls_details(report, most_characters - std::min(most_characters, text.size()));
   return text + made_by(report);
 }
