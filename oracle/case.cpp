@@ -105,13 +105,18 @@ int Case::ranks(Axis a) const { return has(name(a)) ? int(at(name(a))) : 1; }
 Mesh Case::mesh() const {
   std::map<Axis, int> sizes;
   for (Axis a : Mesh::default_order()) sizes[a] = ranks(a);
-  if (!has("order")) return Mesh(sizes);
   std::vector<Axis> order;
-  for (std::string_view word : split(text("order"), ','))
-    if (auto axis = axis_from(word)) order.push_back(*axis);
+  if (has("order"))
+    for (std::string_view word : split(text("order"), ','))
+      if (auto axis = axis_from(word)) order.push_back(*axis);
   for (Axis a : Mesh::default_order())
     if (std::find(order.begin(), order.end(), a) == order.end()) order.push_back(a);
-  return Mesh(sizes, order);
+  Mesh mesh(sizes, order);
+  // A contract whose key heads are copied says how often; a line that it refuses splits nothing.
+  if (const int64_t rep = has("kv_replicas") ? at("kv_replicas") : 1;
+      rep > 0 && sizes[Axis::tp] % rep == 0)
+    mesh.split_tp(int(rep));
+  return mesh;
 }
 
 DType Case::dtype() const {

@@ -232,6 +232,7 @@ std::string factor_name(double factor, const Mesh& mesh) {
   std::vector<Axis> axes;
   for (Axis a : mesh.order())
     if (mesh.size(a) > 1) axes.push_back(a);
+  if (mesh.size(Axis::rep) > 1 && mesh.size(Axis::kv) > 1) axes.push_back(Axis::rep);
   std::string names;
   for (unsigned set = 1; set < (1u << axes.size()); ++set) {
     double size = 1;
