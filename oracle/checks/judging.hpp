@@ -21,6 +21,9 @@ Check ledger_check();
 Check lockstep_check();
 Check memory_check();
 Check repeat_check();
+Check mask_check();
+Check coverage_check();
+Check leak_check();
 Check accumulate_check();
 Check rejection_check();
 
