@@ -70,11 +70,19 @@ std::vector<std::pair<std::string, std::vector<int>>> folded(int world, TextOfRa
   return kinds;
 }
 
-bool crosses_nodes(const std::vector<std::vector<int>>& groups, int ranks_of_a_node) {
-  return std::any_of(groups.begin(), groups.end(), [&](const std::vector<int>& g) {
-    return std::any_of(g.begin(), g.end(),
-                       [&](int r) { return r / ranks_of_a_node != g[0] / ranks_of_a_node; });
-  });
+bool crosses_nodes(const std::vector<int>& group, int ranks_of_a_node) {
+  return std::any_of(group.begin(), group.end(),
+                     [&](int r) { return r / ranks_of_a_node != group[0] / ranks_of_a_node; });
+}
+
+// Ranks fill the nodes in world order. Of the groups of one axis some may cross and others not.
+std::string crossing_text(const std::vector<std::vector<int>>& groups, int ranks_of_a_node) {
+  std::vector<std::vector<int>> crossing;
+  for (const auto& g : groups)
+    if (crosses_nodes(g, ranks_of_a_node)) crossing.push_back(g);
+  if (crossing.empty()) return "within a node";
+  return crossing.size() == groups.size() ? "crosses nodes"
+                                          : "crosses nodes: " + groups_text(crossing);
 }
 
 std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
@@ -88,8 +96,7 @@ std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
     if (mesh.size(a) == 1) continue;
     auto groups = mesh.groups({a});
     std::string where;
-    if (nodes > 0)
-      where = crosses_nodes(groups, mesh.world() / nodes) ? "   crosses nodes" : "   within a node";
+    if (nodes > 0) where = "   " + crossing_text(groups, mesh.world() / nodes);
     text += row("groups", fmt::format("{:<4} {}{}", name(a), groups_text(groups), where));
   }
   return text;
@@ -220,6 +227,97 @@ std::string calls_of_rank(const std::vector<Traffic>& due, bool backward, const 
   if (calls == 0) return row("", "no call");
   if (calls == 1 || !sum.known) return text;
   return text + row("", fmt::format("{} calls {:<42} {}", calls, "", volume_text(sum)));
+}
+
+// What the groups of a label move in a phase: calls of a rank, and ring bytes of a whole group.
+struct Moved {
+  int calls = 0;
+  int64_t bytes = 0;
+  bool operator==(const Moved&) const = default;
+};
+
+Moved moved_in(const std::vector<Traffic>& due, const std::string& label, bool backward,
+               const std::vector<int>& members, int rank) {
+  Moved moved;
+  for (const Traffic& t : due)
+    if (t.label == label && t.backward == backward && (t.rank < 0 || t.rank == rank)) {
+      ++moved.calls;
+      moved.bytes += volume_of(t, members).ring_total;
+    }
+  return moved;
+}
+
+// The groups behind a label, each with what it moves, told by its first member.
+struct GroupTraffic {
+  std::string label;
+  std::vector<int> members;
+  Moved forward, backward;
+};
+
+std::vector<GroupTraffic> group_traffic(const Contract& contract, const Case& line,
+                                        const std::string& plan) {
+  const Mesh mesh = line.mesh();
+  std::vector<GroupTraffic> all;
+  std::set<std::pair<std::string, std::vector<int>>> seen;
+  for (int rank = 0; rank < mesh.world(); ++rank) {
+    const std::vector<Traffic> due = contract.traffic(line, plan, rank);
+    for (const Traffic& t : due) {
+      const std::vector<int> members = members_of(t.label, mesh, rank);
+      if (members.empty() || !seen.insert({t.label, members}).second) continue;
+      all.push_back({t.label, members, moved_in(due, t.label, false, members, rank),
+                     moved_in(due, t.label, true, members, rank)});
+    }
+  }
+  return all;
+}
+
+std::string moved_text(const Moved& m) {
+  return fmt::format("{} call{} {}", m.calls, m.calls == 1 ? "" : "s", bytes_text(double(m.bytes)));
+}
+
+// Groups that cross nodes, and groups that do not, with the bytes that each of them moves.
+std::string nodes_text(const Contract& contract, const Case& line, const std::string& plan,
+                       int nodes) {
+  if (nodes == 0) return "";
+  const int ranks_of_a_node = line.world() / nodes;
+  std::vector<std::pair<GroupTraffic, std::vector<std::vector<int>>>> kinds;
+  for (const GroupTraffic& g : group_traffic(contract, line, plan)) {
+    auto same = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) {
+      const GroupTraffic& k = kind.first;
+      return k.label == g.label && k.forward == g.forward && k.backward == g.backward &&
+             crosses_nodes(k.members, ranks_of_a_node) == crosses_nodes(g.members, ranks_of_a_node);
+    });
+    if (same == kinds.end())
+      kinds.push_back({g, {g.members}});
+    else
+      same->second.push_back(g.members);
+  }
+  std::string text;
+  for (const auto& [g, groups] : kinds)
+    text += row(
+        text.empty() ? "nodes" : "",
+        fmt::format("{:<4} {:<13}  each of {}: forward {}, backward {} (ring, a group)", g.label,
+                    crosses_nodes(g.members, ranks_of_a_node) ? "crosses nodes" : "within a node",
+                    groups_text(groups), moved_text(g.forward), moved_text(g.backward)));
+  return text.empty() ? row("nodes", "no call is due, so nothing crosses") : text;
+}
+
+// Legal, and wasteful on a device: matrix units take tiles of 64 and more.
+std::string small_text(const Contract& contract, const Case& line) {
+  if (!contract.gemms) return "";
+  constexpr int64_t tile = 64;
+  int all = 0, small = 0;
+  Gemm least;
+  for (int rank = 0; rank < line.world(); ++rank)
+    for (const Gemm& g : contract.gemms(line, rank)) {
+      ++all;
+      if (std::min(g.n, g.k) >= tile) continue;
+      if (small++ == 0 || std::min(g.n, g.k) < std::min(least.n, least.k)) least = g;
+    }
+  if (small == 0) return "";
+  return row("small", fmt::format("N or K is under {} in {} of {} local multiplies of all ranks; "
+                                  "the smallest: {} with N={} K={}",
+                                  tile, small, all, least.what, least.n, least.k));
 }
 
 std::string traffic_text(const Contract& contract, const Case& line, const std::string& plan,
@@ -353,6 +451,7 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
                    gemms_text(contract, line, backward) +
                        traffic_text(contract, line, declared.plan, backward));
   }
+  text += small_text(contract, line) + nodes_text(contract, line, declared.plan, nodes);
   return text + owed_text(operands, mesh) + checks_text(contract, line, declared);
 }
 
