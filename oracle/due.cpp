@@ -1,6 +1,6 @@
 // What a subject declares that it does not do is not due: it is counted and printed, and it is no
-// skip, since nothing was promised. What cannot be asked of it although the lane asks it (the ledger
-// of a subject whose calls do not pass the door) is not proven, which the closing lines say.
+// skip, since nothing was promised. What cannot be asked of it although the lane asks it (the
+// ledger of a subject whose calls do not pass the door) is not proven, which the closing lines say.
 #include "oracle/due.hpp"
 
 #include <fmt/format.h>
@@ -54,9 +54,9 @@ void check_without(const Subject& s, const Contract& contract) {
   for (const std::string& words : s.declared.without) {
     const std::string key = words.substr(0, words.find('='));
     if (!contains(keys, key))
-      throw BadInput(fmt::format(
-          "subject {} of {}: without '{}': expected a key of the contract, met '{}'{}", s.name,
-          s.contract, words, key, did_you_mean(key, keys)));
+      throw BadInput(
+          fmt::format("subject {} of {}: without '{}': expected a key of the contract, met '{}'{}",
+                      s.name, s.contract, words, key, did_you_mean(key, keys)));
   }
 }
 
@@ -64,17 +64,20 @@ void check_subject(const Subject& s, const Registry& registry) {
   std::vector<std::string> names;
   for (const Contract& c : registry.contracts()) names.push_back(c.name);
   if (!contains(names, s.contract))
-    throw BadInput(fmt::format("subject {}: expected the contract that it implements, met '{}'{}; "
-                               "`list` names all",
-                               s.name, s.contract, did_you_mean(s.contract, names)));
+    throw BadInput(
+        fmt::format("subject {}: expected the contract that it implements, met '{}'{}; "
+                    "`list` names all",
+                    s.name, s.contract, did_you_mean(s.contract, names)));
   if (!s.make)
-    throw BadInput(fmt::format("subject {} of {}: expected Subject::make, met none; give it a "
-                               "function that returns a kernel",
-                               s.name, s.contract));
+    throw BadInput(
+        fmt::format("subject {} of {}: expected Subject::make, met none; give it a "
+                    "function that returns a kernel",
+                    s.name, s.contract));
   if (s.declared.storage.empty())
-    throw BadInput(fmt::format("subject {} of {}: expected a storage type, met none; name one of "
-                               "f64, f32, bf16, f16 in Declared::storage",
-                               s.name, s.contract));
+    throw BadInput(
+        fmt::format("subject {} of {}: expected a storage type, met none; name one of "
+                    "f64, f32, bf16, f16 in Declared::storage",
+                    s.name, s.contract));
   check_without(s, registry.contract(s.contract));
 }
 
@@ -108,7 +111,8 @@ bool has_exact_range(const Contract& c, const Case& line) {
 std::vector<std::string> subjects_due(const Options& options, const Registry& registry,
                                       const Contract& contract) {
   const auto& all = registry.subjects();
-  const size_t first = options.subjects.empty() && all.size() > registry.ours() ? registry.ours() : 0;
+  const size_t first =
+      options.subjects.empty() && all.size() > registry.ours() ? registry.ours() : 0;
   std::vector<std::string> due;
   for (size_t i = first; i < all.size(); ++i) {
     const std::string said = all[i].name.empty() ? "ours" : all[i].name;
@@ -127,8 +131,8 @@ void check_subjects(const Options& options, const Registry& registry) {
   }
   for (const std::string& s : options.subjects)
     if (!contains(known, s))
-      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}",
-                                 fmt::join(known, " "), s, did_you_mean(s, known)));
+      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", fmt::join(known, " "),
+                                 s, did_you_mean(s, known)));
 }
 
 std::string not_due(const Case& line, const Registry& registry) {
@@ -146,8 +150,7 @@ std::string checks_not_due(const Case& line, const Registry& registry,
   std::vector<std::string> left_out;
   for (const std::string& check : due_checks(contract, line, able, only))
     if (!contains(asked, check)) left_out.push_back(check);
-  return left_out.empty() ? ""
-                          : fmt::format("{}: {}", called(line), fmt::join(left_out, ", "));
+  return left_out.empty() ? "" : fmt::format("{}: {}", called(line), fmt::join(left_out, ", "));
 }
 
 std::vector<Case> witnesses_due(const Contract& c, const Registry& registry,
@@ -158,7 +161,8 @@ std::vector<Case> witnesses_due(const Contract& c, const Registry& registry,
     Case line = parse(text, registry);
     line.set("transport", transport);
     line.set("subject", subject);
-    if (!contains(declared.storage, line.dtype())) line.set("dtype", name(widest(declared.storage)));
+    if (!contains(declared.storage, line.dtype()))
+      line.set("dtype", name(widest(declared.storage)));
     if (fill_of(line) == Fill::integers && !has_exact_range(c, line)) continue;
     if (undeclared(line, declared).empty()) due.push_back(std::move(line));
   }
@@ -177,8 +181,10 @@ std::vector<Lane> unproven(const Options& options, const Registry& registry,
       const std::string reason = called(d.line) + " communicates by itself";
       lanes.push_back({"ledger", false, reason});
       lanes.push_back({"operators", false, reason});
-    } else if (options.controls && witnesses_due(c, registry, d.line.text("transport"), subject).empty()) {
-      lanes.push_back({"operators", false, called(d.line) + " has no witness among the lines that it does"});
+    } else if (options.controls &&
+               witnesses_due(c, registry, d.line.text("transport"), subject).empty()) {
+      lanes.push_back(
+          {"operators", false, called(d.line) + " has no witness among the lines that it does"});
     }
   }
   return lanes;

@@ -7,14 +7,15 @@
 
 namespace shardproof {
 
-// Subjects of a contract that are judged: those asked for; else a user's where the registry has any,
-// else all.
+// Subjects of a contract that are judged: those asked for; else a user's where the registry has
+// any, else all.
 std::vector<std::string> subjects_due(const Options&, const Registry&, const Contract&);
-// Throws BadInput: unknown subjects asked for; registered ones whose contract does not exist or does
-// not take what they are `without`, or that make nothing.
+// Throws BadInput: unknown subjects asked for; registered ones whose contract does not exist or
+// does not take what they are `without`, or that make nothing.
 void check_subjects(const Options&, const Registry&);
 
-// Why its subject is not due on the line: "linear_row subject=mine: dtype=bf16"; "" where it is due.
+// Why its subject is not due on the line: "linear_row subject=mine: dtype=bf16"; "" where it is
+// due.
 std::string not_due(const Case&, const Registry&);
 // The checks that a declaration takes off a line that is due, by name; "" where none:
 // "linear_row subject=mine: gradient, adjoint". Without what is `not proven` in its place.

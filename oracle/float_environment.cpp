@@ -49,7 +49,9 @@ std::string FloatEnvironment::difference(const FloatEnvironment& before) const {
   const auto say = [&](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
 #if defined(__x86_64__)
   const unsigned changed = control ^ before.control;
-  const auto switched = [&](unsigned bit) { return control & bit ? " switched on" : " switched off"; };
+  const auto switched = [&](unsigned bit) {
+    return control & bit ? " switched on" : " switched off";
+  };
   if (changed & flush_to_zero) say(std::string("flush-to-zero") + switched(flush_to_zero));
   if (changed & denormals_are_zero)
     say(std::string("denormals-are-zero") + switched(denormals_are_zero));

@@ -1,0 +1,21 @@
+# Compiles each header below INCLUDE by itself and looks at what it drew in.
+file(GLOB_RECURSE headers ${INCLUDE}/*.hpp)
+list(LENGTH headers count)
+if(count LESS 10)
+  message(FATAL_ERROR "expected the headers of the package below ${INCLUDE}, met ${count}")
+endif()
+set(drawn ${CMAKE_CURRENT_BINARY_DIR}/headers.d)
+foreach(header ${headers})
+  execute_process(COMMAND ${COMPILER} -std=c++20 -march=native -Wall -Wextra -Werror -fsyntax-only -x c++
+                          -I ${INCLUDE} -I ${INCLUDE}/shardproof -include ${header} -MD -MF ${drawn} /dev/null
+                  RESULT_VARIABLE failed ERROR_VARIABLE errors)
+  if(failed)
+    message(FATAL_ERROR "expected ${header} to compile alone, met:\n${errors}")
+  endif()
+  file(READ ${drawn} all)
+  string(REGEX MATCH "/[^ ]*([Ee]igen|/mpi[.]h|nlohmann|/fmt/|/CLI/|cuda|nccl|Random123)[^ ]*" foreign "${all}")
+  if(foreign)
+    message(FATAL_ERROR "expected ${header} to stand on the standard library alone, met ${foreign}")
+  endif()
+endforeach()
+message("${count} headers")
