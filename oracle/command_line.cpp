@@ -1,5 +1,5 @@
-// The program: words of the command line -> Options and a case -> gate, run, shrink, list or
-// explain -> exit code. The only file that includes CLI11.
+// The program: words of the command line -> Options and a case -> gate, run, list, explain or
+// shrink -> exit code. The only file that includes CLI11.
 //
 // CLI11 only splits the words. Every value is read here, so that each wrong one is refused in the
 // same form: one line that names the option, what was expected, what was met, what is close.
@@ -25,6 +25,7 @@
 #include "oracle/float_environment.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/model.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/shrink.hpp"
@@ -93,7 +94,11 @@ const OptionName mpiexec_option = {"--mpiexec", "COMMAND", "launcher of MPI rank
 
 const std::vector<OptionName>& gate_options() {
   static const std::vector<OptionName> options = {
-      {"--tier", "NAME", "smoke, ci (default) or nightly"},
+      {"--tier", "NAME", "smoke, ci (default; smoke with --model) or nightly"},
+      {"--model", "FILE", "lines of a model's structure, from its config.json"},
+      {"--tp", "N", "with --model: tensor-parallel ranks (2, 4 and 8 where legal)", true},
+      {"--cp", "N", "with --model: context-parallel ranks (1)"},
+      {"--dp", "N", "with --model: data-parallel ranks (1)"},
       {"--ranks", "N", "only lines of these world sizes", true},
       {"--transport", "NAME", "processes, threads, mpi, nccl, staged", true},
       {"--device", "NAME", "host or cuda", true},
@@ -148,9 +153,9 @@ const std::vector<CommandName>& commands() {
       {"gate", "PATTERN", "judge every subject, and prove that the judge would have noticed",
        gate_options()},
       {"run", "LINE", "judge one case line, quoted or not", run_options()},
-      {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
       {"list", "PATTERN", "everything that can be named", list_options()},
       {"explain", "LINE", "what a line would do, without running it", none},
+      {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
   };
   return all;
 }
@@ -430,9 +435,30 @@ std::string reason_of_skips(const Report& report) {
   return fmt::format("{}: {}", report.cases[0].lane, report.cases[0].checks[0].note);
 }
 
-int gate(const Words& words, const Registry& registry, int argc, char** argv) {
-  Options options = options_of(words, argc, argv);
-  options.patterns = words.plain;
+constexpr int most_ranks_of_an_axis = 64;
+
+// The registry narrowed to the structure of --model; empty where that is not given.
+std::optional<ModelGate> model_of(const Words& words, Options& options, const Registry& registry) {
+  const std::string* path = single(words, "--model");
+  if (!path) {
+    for (const char* option : {"--tp", "--cp", "--dp"})
+      if (!several(words, option).empty())
+        throw BadInput(fmt::format("{}: expected together with --model FILE, met without", option));
+    return {};
+  }
+  if (!options.failed.empty())
+    throw BadInput("--model and --failed: expected one of them, met both; leave one out");
+  std::vector<int> tp;
+  for (const std::string& ranks : several(words, "--tp"))
+    tp.push_back(int(integer("--tp", ranks, 1, most_ranks_of_an_axis)));
+  const int cp = single_integer(words, "--cp", 1, most_ranks_of_an_axis),
+            dp = single_integer(words, "--dp", 1, most_ranks_of_an_axis);
+  if (!single(words, "--tier")) options.tier = "smoke";
+  return model_gate(read_model(*path), tp, cp, dp, registry);
+}
+
+// Judges what is due by a registry.
+int gate_of(const Words& words, Options options, const Registry& registry) {
   const int skip_code = single_integer(words, "--skip-code", 0, 255);
   if (options.dry_run) return dry_run(options, registry);
   if (!options.report.empty()) {
@@ -450,6 +476,16 @@ int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   if (skip_code == 0 || skips.empty() || code != exit_no_judgement) return code;
   say(fmt::format("SKIPPED    {}\n", skips));
   return skip_code;
+}
+
+int gate(const Words& words, const Registry& registry, int argc, char** argv) {
+  Options options = options_of(words, argc, argv);
+  options.patterns = words.plain;
+  const auto model = model_of(words, options, registry);
+  if (!model) return gate_of(words, options, registry);
+  plan_gate(options, model->registry);  // nothing is said of what is refused
+  say(model->text);
+  return gate_of(words, options, model->registry);
 }
 
 std::vector<std::string> words_of_line(const Words& words) {
@@ -505,6 +541,10 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
 
 int shrink(const Words& words, const Registry& registry, int argc, char** argv) {
   const Options options = options_of(words, argc, argv);
+  if (const auto outside = outside_launch())
+    throw BadInput(fmt::format("shrink: expected to start ranks by itself, met {} with {} ranks; "
+                               "start it without a launcher",
+                               outside->launcher, outside->size));
   Case line = parse_words(words_of_line(words), registry);
   if (options.seed) line.set("seed", std::to_string(*options.seed));
   check_runnable(line, options, registry);
@@ -564,9 +604,9 @@ int obey(int argc, char** argv, const Registry& registry) {
   std::string name = command.name;
   if (name == "gate") return gate(words, registry, argc, argv);
   if (name == "run") return run(words, registry, argc, argv);
-  if (name == "shrink") return shrink(words, registry, argc, argv);
   if (name == "list") return list(words, registry);
-  return explain(words, registry);
+  if (name == "explain") return explain(words, registry);
+  return shrink(words, registry, argc, argv);
 }
 
 // Obeys, and turns what went wrong into one line and an exit code.

@@ -1,0 +1,37 @@
+// JSON that comes from outside: read whole, with limits, or refused in one line. Nothing of the
+// library that reads it shows here.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardproof {
+
+struct JsonValue {
+  // integer: a number without fraction or exponent that 64 bits hold; real: any other number.
+  enum Kind : uint8_t { null, boolean, integer, real, text, array, object } kind = null;
+  bool truth = false;
+  int64_t whole = 0;
+  double number = 0;  // of integer and real
+  std::string words;
+  std::vector<JsonValue> items;
+  std::vector<std::pair<std::string, JsonValue>> members;  // each name once, in the file's order
+
+  const JsonValue* find(const std::string& name) const;  // null where there is no such member
+};
+// "the text \"4096\"", "the number 4096.5", "null", "a list": what a message says was met.
+std::string shown(const JsonValue&);
+
+struct JsonLimits {
+  size_t bytes = size_t(16) << 20;
+  int depth = 64;
+};
+
+// Throws BadInput with `source` in front: not JSON (line and column), a name twice in one object
+// (the name), deeper or longer than the limits.
+JsonValue parse_json(const std::string& text, const std::string& source, const JsonLimits& = {});
+// The file at `path`; BadInput also where it cannot be read or is not a regular file.
+JsonValue read_json(const std::string& path, const JsonLimits& = {});
+
+}  // namespace shardproof
