@@ -223,12 +223,12 @@ int64_t nearest_legal(int64_t heads, int64_t kv_heads, int64_t asked) {
 
 }  // namespace
 
-std::optional<Rejected> refused_tokens(const Case& line) {
+std::optional<Rejected> refused_context(const Case& line) {
   return first_refusal(axes(line), documents(line), rows(line));
 }
 
 std::optional<Rejected> refused_attention(const Case& line) {
-  if (Refusal r = refused_tokens(line)) return r;
+  if (Refusal r = refused_context(line)) return r;
   return first_refusal(masks(line), heads(line), countable(line));
 }
 

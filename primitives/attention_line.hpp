@@ -48,7 +48,7 @@ Window window_of(const Case&);
 double number_of(const Case&, const char* key, double fallback);  // fallback where empty
 
 // Extents, documents and axes; `each`: heads that the strategy has to cut further over cp.
-std::optional<Rejected> refused_tokens(const Case&);
+std::optional<Rejected> refused_context(const Case&);
 std::optional<Rejected> refused_attention(const Case&);
 std::optional<Rejected> refused_attention_alltoall(const Case&);
 
