@@ -105,11 +105,24 @@ std::vector<Whole> inputs_of(const Evidence& e, const Feed& feed) {
   return inputs;
 }
 
+// Zero where the output is infinite by definition and therefore constant: lse of an empty row.
+void drop_infinite(const Evidence& e, const Operand& o, const Whole& output, Whole& y) {
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const auto from = denoted_indices(o.shape, o.layout, e.mesh, r),
+               at = whole_indices(o.shape, dual(o.layout), e.mesh, r);
+    for (size_t i = 0; i < at.size(); ++i)
+      if (std::isinf(output.value[size_t(from[i])])) y.value[size_t(at[i])] = 0;
+  }
+}
+
 // y, by output.
 std::vector<Whole> cotangents_of(const Evidence& e, const Feed& feed) {
   std::vector<Whole> y;
-  for (int o = e.inputs; o < int(e.operands.size()); ++o)
+  const auto outputs = e.contract->forward(*e.line, inputs_of(e, feed), nullptr);
+  for (int o = e.inputs; o < int(e.operands.size()); ++o) {
     y.push_back(drawn(e, feed, o, /*cotangent=*/true));
+    drop_infinite(e, e.operands[size_t(o)], outputs[y.size() - 1], y.back());
+  }
   return y;
 }
 
@@ -128,8 +141,9 @@ long double phi_of_reference(const Evidence& e, const Feed& feed, const std::vec
       const auto from = denoted_indices(what.shape, what.layout, e.mesh, r),
                  at = whole_indices(what.shape, dual(what.layout), e.mesh, r);
       for (size_t i = 0; i < at.size(); ++i)
-        sum += (long double)outputs[o].value[size_t(from[i])] * y[o].value[size_t(at[i])] *
-               scaled_weight(what.layout, e.mesh);
+        if (const double factor = y[o].value[size_t(at[i])]; factor != 0)
+          sum += (long double)outputs[o].value[size_t(from[i])] * factor *
+                 scaled_weight(what.layout, e.mesh);
     }
   }
   return sum / e.mesh.world();

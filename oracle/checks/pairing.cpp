@@ -53,8 +53,11 @@ bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
     const auto at = whole_indices(o.shape, dual(layout), e.mesh, r);
     if (!t || t->bytes.size() != at.size() * size_of(t->dtype)) return false;
     judging::read(*t, local);
-    for (size_t i = 0; i < at.size(); ++i)
+    for (size_t i = 0; i < at.size(); ++i) {
+      // An infinity that nothing depends on (lse of an empty row) counts for nothing; a NaN counts.
+      if (std::isinf(local[i]) && dual_values.value[size_t(at[i])] == 0) continue;
       sum.add(local[i], dual_values.value[size_t(at[i])], times);
+    }
   }
   return true;
 }
