@@ -1,0 +1,63 @@
+#include "primitives/replicated.hpp"
+
+namespace shardproof::primitives {
+namespace {
+
+// Every part at its place of one flat buffer.
+template <class Each>
+void each_part(const View& flat, const Parts& parts, Each each) {
+  int64_t at = 0;
+  for (const Part& part : parts) {
+    const int64_t n = part.result.elements();
+    each(part, flat.narrow(0, at, n));
+    at += n;
+  }
+}
+
+int64_t elements_of(const Parts& parts) {
+  int64_t n = 0;
+  for (const Part& part : parts) n += part.result.elements();
+  return n;
+}
+
+}  // namespace
+
+View partial_like(Parallel& p, const View& result) {
+  return p.workspace(p.accumulate, result.shape);
+}
+
+void coalesced_all_reduce(Parallel& p, const Parts& parts, Communicator& group, Reduce reduce) {
+  if (parts.empty()) return;
+  if (group.size() == 1) {
+    for (const Part& part : parts) convert(part.partial, part.result);
+    return;
+  }
+  const int64_t n = elements_of(parts);
+  const View own = p.workspace(p.wire, {n}), total = p.workspace(p.wire, {n});
+  each_part(own, parts, [](const Part& part, const View& at) { convert(part.partial, at); });
+  group.all_reduce(own, total, reduce);
+  each_part(total, parts, [](const Part& part, const View& at) { convert(at, part.result); });
+}
+
+void coalesced_all_reduce(Parallel& p, const Parts& parts, const std::vector<Axis>& axes,
+                          Reduce reduce) {
+  if (!axes.empty()) return coalesced_all_reduce(p, parts, p.rank.along(axes), reduce);
+  for (const Part& part : parts) convert(part.partial, part.result);
+}
+
+std::vector<Axis> axes_of_tokens(const Case& line) {
+  std::vector<Axis> axes;
+  if (line.ranks(Axis::tp) > 1 && line.on("sp")) axes.push_back(Axis::tp);
+  if (line.has("reduce") && line.text("reduce") == "tp") return axes;
+  for (Axis a : {Axis::cp, Axis::dp})
+    if (line.ranks(a) > 1) axes.push_back(a);
+  return axes;
+}
+
+std::string label_of(const std::vector<Axis>& axes) {
+  std::string label;
+  for (Axis a : axes) label += (label.empty() ? "" : ",") + std::string(name(a));
+  return label;
+}
+
+}  // namespace shardproof::primitives
