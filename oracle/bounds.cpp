@@ -7,8 +7,8 @@
 //            independent of mean 0 (rounding to nearest) and the terms come in random order
 //   tier W   rms of a whole tensor's errors in the scale of tier A: at most 1 where it is large
 //
-// Each tier is a function of (precision, gauge, element). Where A is valid an element is allowed the
-// smaller of D and A.
+// Each tier is a function of (precision, gauge, element). Where A is valid an element is allowed
+// the smaller of D and A.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -128,9 +128,9 @@ Moments of_hops(double step, double count, double n) {
 }
 
 struct Statistical {
-  double n = 1;              // terms in all
-  Moments rounded;           // of the variance proxy of an error
-  double squares = 0;        // times the sum of squared terms: roundings of the products
+  double n = 1;        // terms in all
+  Moments rounded;     // of the variance proxy of an error
+  double squares = 0;  // times the sum of squared terms: roundings of the products
   double u_out = 0, tiny = 0;
   bool partial = false;
 };
@@ -215,9 +215,7 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
   Statistical s = statistical(p, gauge, parts);
   s.tiny = d.tiny;
   const double* squares = gauge.squares.data();
-  return [=](int64_t i) {
-    return std::min(in_any_order(i), element(s, value[i], squares[i]));
-  };
+  return [=](int64_t i) { return std::min(in_any_order(i), element(s, value[i], squares[i])); };
 }
 
 std::function<double(int64_t)> scale_of(const Evidence& e, const Feed& feed, const Operand& o,

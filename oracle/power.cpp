@@ -96,7 +96,8 @@ std::vector<Power> power_of(const Report& report) {
 const std::vector<BlindSpot>& blind_spots() {
   static const std::vector<BlindSpot> spots = {
       {"forward", "an error of the backward alone", "gradient, adjoint, gradcheck"},
-      {"forward", "a term lost from a long sum of a narrow type", "the same line on integers or f64"},
+      {"forward", "a term lost from a long sum of a narrow type",
+       "the same line on integers or f64"},
       {"gradient", "a mistake that reference and subject share", "gradcheck"},
       {"adjoint", "an error that forward and transpose share", "forward"},
       {"adjoint", "a bias summed over another axis", "gradient"},
@@ -124,15 +125,14 @@ std::string blind_to(const std::string& check) {
 }
 
 std::vector<std::string> power_columns() {
-  return {"family", "check",  "state",  "healthy passed", "worst ratio",
-          "caught", "weakest control", "its ratio", "margin", "cannot see (who does)"};
+  return {"family", "check",           "state",     "healthy passed", "worst ratio",
+          "caught", "weakest control", "its ratio", "margin",         "cannot see (who does)"};
 }
 
 std::vector<std::vector<std::string>> power_rows(const Report& report) {
   std::vector<Power> all = power_of(report);
-  std::stable_partition(all.begin(), all.end(), [](const Power& p) {
-    return !p.escaped.empty() || low(p);
-  });
+  std::stable_partition(all.begin(), all.end(),
+                        [](const Power& p) { return !p.escaped.empty() || low(p); });
   std::vector<std::vector<std::string>> rows;
   for (const Power& p : all) {
     const bool bounded = !p.weakest.empty();
@@ -140,9 +140,13 @@ std::vector<std::vector<std::string>> power_rows(const Report& report) {
                                 : bounded          ? p.weakest
                                                    : "";
     rows.push_back({p.family, p.check, p.state(), std::to_string(p.passed),
-                    p.passed == 0 ? "" : p.exact ? "exact" : telling::ratio(p.worst_healthy),
+                    p.passed == 0 ? ""
+                    : p.exact     ? "exact"
+                                  : telling::ratio(p.worst_healthy),
                     std::to_string(p.caught), weakest, bounded ? telling::ratio(p.ratio) : "",
-                    bounded ? telling::ratio(p.margin) : p.caught > 0 ? "exact" : "",
+                    bounded        ? telling::ratio(p.margin)
+                    : p.caught > 0 ? "exact"
+                                   : "",
                     blind_to(p.check)});
   }
   return rows;
@@ -152,14 +156,15 @@ std::vector<std::string> power_warnings(const Report& report) {
   std::vector<std::string> warnings;
   for (const Power& p : power_of(report)) {
     if (!p.escaped.empty())
-      warnings.push_back(fmt::format("{} of {} does not see {}: its bound is too wide, or its witness "
-                                     "does not show it",
-                                     p.check, p.family, telling::join(p.escaped)));
+      warnings.push_back(
+          fmt::format("{} of {} does not see {}: its bound is too wide, or its witness "
+                      "does not show it",
+                      p.check, p.family, telling::join(p.escaped)));
     if (low(p))
-      warnings.push_back(fmt::format("{} of {} sees {} at {} times the healthy ratio only, at least {} "
-                                     "are due",
-                                     p.check, p.family, p.weakest, telling::ratio(p.margin),
-                                     least_margin));
+      warnings.push_back(
+          fmt::format("{} of {} sees {} at {} times the healthy ratio only, at least {} "
+                      "are due",
+                      p.check, p.family, p.weakest, telling::ratio(p.margin), least_margin));
   }
   return warnings;
 }

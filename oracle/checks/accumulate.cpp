@@ -1,10 +1,11 @@
 // U: may several forwards be in flight, and do gradients of microbatches add up?
 //
 //   F0 F1 B0 B1             gives the bits of F0 B0 F1 B1
-//   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of parameters
-//                           are running sums, zero at the step's start: after the last backward they
-//                           hold the sum of n truths. A second step on other data, its sums zeroed
-//                           again, must not remember the first.
+//   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of
+//   parameters
+//                           are running sums, zero at the step's start: after the last backward
+//                           they hold the sum of n truths. A second step on other data, its sums
+//                           zeroed again, must not remember the first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -116,8 +117,7 @@ Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
   for (const Feed& feed : step.feeds) {
     const Truth& truth = e.truth(feed);
     const Whole& g = truth.gradients.at(operand);
-    if (sum.want.value.empty())
-      sum.want = {g.shape, std::vector<double>(g.value.size(), 0.0)};
+    if (sum.want.value.empty()) sum.want = {g.shape, std::vector<double>(g.value.size(), 0.0)};
     for (size_t i = 0; i < g.value.size(); ++i) sum.want.value[i] += g.value[i];
     sum.addends.push_back({feed, &g, &gauge_of(truth, operand)});
   }
@@ -125,10 +125,11 @@ Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
 }
 
 std::string meaning(int step) {
-  return step == 0 ? "the gradients of the microbatches do not add up: one of them was written over "
-                     "the others, or left out"
-                   : "the sum is not that of this step alone: something of the step before it was "
-                     "kept, in the kernel or in its buffers";
+  return step == 0
+             ? "the gradients of the microbatches do not add up: one of them was written over "
+               "the others, or left out"
+             : "the sum is not that of this step alone: something of the step before it was "
+               "kept, in the kernel or in its buffers";
 }
 
 void judge_sums(const Evidence& e, int step, Tally& total) {
@@ -144,8 +145,9 @@ void judge_sums(const Evidence& e, int step, Tally& total) {
     total.exact = total.exact && c.exact;
     total.ratio = std::max(total.ratio, c.worst_ratio);
     if (!c.finding) continue;
-    c.finding->message = fmt::format("{}{} after {} in step {}", c.finding->message,
-                                     c.finding->message.empty() ? "" : ", ", shot.program, step + 1);
+    c.finding->message =
+        fmt::format("{}{} after {} in step {}", c.finding->message,
+                    c.finding->message.empty() ? "" : ", ", shot.program, step + 1);
     c.finding->means = meaning(step);
     total.findings.push_back(std::move(*c.finding));
   }
@@ -181,8 +183,9 @@ CheckResult judge(const Evidence& e) {
 Check accumulate_check() {
   return {.name = "accumulate",
           .letter = 'U',
-          .asks = "may several forwards be in flight: F0 F1 B0 B1 gives the bits of F0 B0 F1 B1; do "
-                  "gradients of microbatches add up",
+          .asks =
+              "may several forwards be in flight: F0 F1 B0 B1 gives the bits of F0 B0 F1 B1; do "
+              "gradients of microbatches add up",
           .due = judging::has_gradients,
           .plan = plan,
           .judge = judge};

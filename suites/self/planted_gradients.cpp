@@ -142,8 +142,8 @@ Contract norm(const Registry& r, const std::string& name, bool with_mean) {
       row.backward(dy, with_mean, d[0].value.data() + at, d[1].value.data());
       for (int64_t j = 0; j < n; ++j) {
         gx.bound[size_t(at + j)] = row.gradient_bound(dy);
-        ggamma.bound[size_t(j)] += double(n + 8 + in[0].shape[0]) *
-                                   std::pow(row.condition(), 2) * std::abs(dy[j]);
+        ggamma.bound[size_t(j)] +=
+            double(n + 8 + in[0].shape[0]) * std::pow(row.condition(), 2) * std::abs(dy[j]);
       }
     }
     if (gauges) *gauges = {gx, ggamma};
@@ -171,7 +171,10 @@ std::vector<Plant> gradients() {
   return {{"shared_wrong_gradient",
            "planted_norm_without_mean" + keys,
            nullptr,
-           {{"gradcheck", Verdict::failed, -1, "along a random direction of x",
+           {{"gradcheck",
+             Verdict::failed,
+             -1,
+             "along a random direction of x",
              {"not the derivative"}}},
            {},
            true,

@@ -1,0 +1,320 @@
+// What tolerances are worth: an error just above a bound is seen and one below it is not, in every
+// comparator that has a bound; a bound that is too wide lets its control escape, and the report
+// says so; a margin that is too small judges nobody.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "oracle/power.hpp"
+#include "oracle/report.hpp"
+#include "oracle/run.hpp"
+#include "primitives/mapping_maps.hpp"
+#include "suites/self/toy_evidence.hpp"
+
+namespace shardproof {
+
+void family_mapping(Registry&);
+
+namespace {
+
+using namespace toy;
+
+// P -> I over two ranks. Sums of 1000 terms are claimed, so that bounds are many ulps wide and
+// fractions of them can be planted.
+Contract long_sums(bool integers = true) {
+  Contract c = contract({16, 6}, on_tp(P()), on_tp(I()));
+  const auto widened = [](auto of) {
+    return [of](const Case& line, auto... arguments) {
+      auto result = of(line, arguments...);
+      std::vector<Gauge>* gauges = std::get<sizeof...(arguments) - 1>(std::tie(arguments...));
+      if (gauges) (*gauges)[0].terms = 1000;
+      return result;
+    };
+  };
+  c.forward = widened(c.forward);
+  c.backward = widened(c.backward);
+  if (!integers) {
+    c.integer_range = [](const Case&) { return std::optional<int64_t>{}; };
+    c.linear = true;
+  }
+  return c;
+}
+
+const std::string normal = "tp=2 dtype=f64 fill=normal";
+Locals sum(const Locals& x) { return all_reduce(x); }
+Locals same(const Locals& x) { return x; }
+
+// Verdicts with the planted error at half and at twice what is allowed.
+template <class Plant>
+void expect_sharp(const Plant& plant) {
+  EXPECT_EQ(plant(0.5), Verdict::passed);
+  EXPECT_EQ(plant(2.0), Verdict::failed);
+  EXPECT_EQ(plant(-0.5), Verdict::passed);
+  EXPECT_EQ(plant(-2.0), Verdict::failed);
+}
+
+Verdict planted_element(const std::string& check, bool gradient, double bounds) {
+  Play play(long_sums(), normal, sum, same);
+  play.run(check);
+  const Feed& feed = play.e.shots[0].feeds[0];
+  const Truth& truth = play.e.truth(feed);
+  const Operand& o = play.e.operands[gradient ? 0 : 1];
+  const Whole& want = (gradient ? truth.gradients : truth.outputs)[0];
+  const Gauge& gauge = (gradient ? truth.gradient_gauges : truth.output_gauges)[0];
+  const auto bound = bound_of(play.e, feed, o, gradient, want, gauge);
+  play.set(1, gradient, 37, want.value[37] + bounds * bound(37));
+  return play.judge_again(check).verdict;
+}
+
+TEST(Sharp, Forward) {
+  expect_sharp([](double bounds) { return planted_element("forward", false, bounds); });
+}
+
+TEST(Sharp, Gradient) {
+  expect_sharp([](double bounds) { return planted_element("gradient", true, bounds); });
+}
+
+// All elements off by that share of the limit of their rms, each far within its own bound.
+TEST(Sharp, WholeTensor) {
+  expect_sharp([](double limits) {
+    Play play(long_sums(), normal, sum, same);
+    play.run("forward");
+    const Feed& feed = play.e.shots[0].feeds[0];
+    const Truth& truth = play.e.truth(feed);
+    const Operand& o = play.e.operands[1];
+    const auto scale = scale_of(play.e, feed, o, false, truth.outputs[0], truth.output_gauges[0]);
+    const double by = limits * rms_limit(96);
+    for (int rank : {0, 1})
+      for (int64_t i = 0; i < 96; ++i)
+        play.set(rank, false, i, truth.outputs[0].value[size_t(i)] + by * scale(i));
+    return play.judge_again("forward").verdict;
+  });
+}
+
+TEST(Sharp, AdjointOnRoundingData) {
+  expect_sharp([](double bounds) {
+    Play play(long_sums(/*integers=*/false), normal, sum, same);
+    play.run("adjoint");
+    const int shot = play.e.find_shot("adjoint:probe:1");
+    const Feed& feed = play.e.shots[size_t(shot)].feeds[0];
+    const Pairing p = pairing_of(play.e, shot, -1, 0);
+    const Whole y = drawn(play.e, feed, 1, /*cotangent=*/true);
+    const double weight = double(scaled_weight(play.e.operands[1].layout, play.e.mesh));
+    const double shift = double(bounds * p.tolerance()) / (weight * y.value[5]);
+    play.set(1, false, 5, play.get(1, false, 5, shot) + shift, shot);
+    return play.judge_again("adjoint").verdict;
+  });
+}
+
+TEST(Sharp, Gradcheck) {
+  expect_sharp([](double bounds) {
+    Play play(long_sums(), normal, sum, same);
+    const CheckResult healthy = play.judge("gradcheck");
+    EXPECT_EQ(healthy.verdict, Verdict::passed) << healthy.note;
+    const int at = play.e.find_shot("gradcheck:at"), moved = play.e.find_shot("gradcheck:x:+2^-2");
+    EXPECT_GE(moved, 0) << "a polynomial is differenced with the largest step";
+    // v from the planned shots: x is of type P, rank 1 holds the second half of the stack.
+    const size_t element = 96 + 11;
+    const double v = (play.e.shots[size_t(moved)].feeds[0].given[0].value[element] -
+                      play.e.shots[size_t(at)].feeds[0].given[0].value[element]) *
+                     4;
+    // The gradient of P is R: each rank pairs its copy with its own part of v.
+    play.set(1, true, 11, play.get(1, true, 11, at) + bounds * healthy.bound / v, at);
+    return play.judge_again("gradcheck").verdict;
+  });
+}
+
+TEST(Sharp, SumsOverMicrobatches) {
+  expect_sharp([](double bounds) {
+    Contract c = long_sums();
+    c.operands = [operands = c.operands](const Case& line) {
+      auto list = operands(line);
+      list[0].role = Operand::parameter;
+      return list;
+    };
+    Key key{"microbatches", "1", "in a step"};
+    key.low = 1, key.high = 4;
+    c.keys.push_back(key);
+    Play play(std::move(c), normal + " microbatches=2", sum, same);
+    play.run("accumulate");
+    const Operand& o = play.e.operands[0];
+    for (const char* name : {"accumulate:step 1", "accumulate:step 2"}) {
+      const int shot = play.e.find_shot(name);
+      std::vector<Addend> addends;
+      std::vector<double> want(96);
+      for (const Feed& feed : play.e.shots[size_t(shot)].feeds) {
+        const Truth& t = play.e.truth(feed);
+        addends.push_back({feed, &t.gradients[0], &t.gradient_gauges[0]});
+        for (size_t i = 0; i < 96; ++i) want[i] += t.gradients[0].value[i];
+      }
+      const double planted = bounds * bound_of_sum(play.e, o, addends)(50);
+      for (int rank : {0, 1}) {
+        ResultTensor& result = play.result(rank, shot, true, /*step=*/3);
+        for (size_t i = 0; i < 96; ++i) {
+          const bool here = i == 50 && rank == 1 && name == std::string("accumulate:step 2");
+          store(result.bytes.data() + i * 8, DType::f64, want[i] + (here ? planted : 0));
+        }
+      }
+    }
+    return play.judge_again("accumulate").verdict;
+  });
+}
+
+// ---- A bound that is too wide
+
+// All elements off by 16 unit roundoffs of f32: about five times what a sum over two ranks may be.
+void slightly_off(Rank& rank, const View& in, const View& out) {
+  mapping::all_reduce(rank, in, out);
+  std::vector<double> y = to_doubles(out);
+  for (double& v : y) v *= 1 + 0x1p-20;
+  fill_from(out, y);
+}
+
+// The contract of P -> I with its gauge multiplied: bounds of single elements and the scales of
+// their rms are that much wider.
+Report gate_with_bounds_times(double factor) {
+  Registry registry;
+  family_mapping(registry);
+  Contract c = registry.contract("mapping_reduce");
+  c.name = c.family = "power";
+  c.cases = [](const std::string&) {
+    return std::vector<std::string>{"power tp=2 dtype=f32 fill=normal tokens=16 hidden=24"};
+  };
+  c.witnesses.clear();
+  c.illegal.clear();
+  c.forward = [forward = c.forward, factor](const Case& line, std::span<const Whole> in,
+                                            std::vector<Gauge>* gauges) {
+    auto y = forward(line, in, gauges);
+    if (gauges)
+      for (Gauge& g : *gauges) {
+        for (double& v : g.magnitude) v *= factor;
+        for (double& v : g.squares) v *= factor * factor;
+      }
+    return y;
+  };
+  Registry own;
+  own.add(c);
+  Declared declared;
+  declared.backward = false;
+  own.add(Subject{"", "power", [] { return mapping::pair(mapping::all_reduce, mapping::identity); },
+                  declared});
+  Control control;
+  control.contract = "power";
+  control.name = "slightly_off";
+  control.make = [] { return mapping::pair(slightly_off, mapping::identity); };
+  control.check = "forward";
+  control.witness = c.cases("ci")[0];
+  control.declared = declared;
+  own.add(control);
+  struct Silent : Progress {
+    void begin(int64_t, int64_t) override {}
+    void done(const CaseResult&) override {}
+    void done(const ControlResult&) override {}
+    void tick() override {}
+  } silent;
+  Options options;
+  options.transports = {"processes"};
+  return run_gate(options, own, silent);
+}
+
+const Power& forward_of(const std::vector<Power>& all) {
+  for (const Power& p : all)
+    if (p.check == "forward") return p;
+  throw std::logic_error("no row of forward");
+}
+
+TEST(Power, ARightBoundSeesItsControl) {
+  const Report report = gate_with_bounds_times(1);
+  ASSERT_EQ(report.controls.size(), 1u);
+  EXPECT_EQ(report.controls[0].outcome, ControlResult::caught) << report.controls[0].reason;
+  EXPECT_GE(report.controls[0].margin, least_margin);
+  EXPECT_EQ(exit_code(report), 0);
+  const Power p = forward_of(power_of(report));
+  EXPECT_EQ(p.state(), "seen");
+  EXPECT_EQ(p.weakest, "slightly_off");
+  EXPECT_GT(p.ratio, 1);
+  EXPECT_LT(p.worst_healthy, 1);
+  EXPECT_TRUE(power_warnings(report).empty());
+}
+
+TEST(Power, ABoundTooWideByTenLetsItsControlEscapeAndSaysSo) {
+  const Report report = gate_with_bounds_times(10);
+  ASSERT_EQ(report.controls.size(), 1u);
+  EXPECT_EQ(report.controls[0].outcome, ControlResult::escaped);
+  EXPECT_EQ(exit_code(report), 3);
+  const Power p = forward_of(power_of(report));
+  EXPECT_EQ(p.state(), "BLIND");
+  EXPECT_EQ(p.escaped, std::vector<std::string>{"slightly_off"});
+  ASSERT_EQ(power_warnings(report).size(), 1u);
+  EXPECT_NE(power_warnings(report)[0].find("does not see slightly_off"), std::string::npos);
+  EXPECT_NE(closing(report).find("does not see slightly_off"), std::string::npos);
+  EXPECT_NE(report_json(report).find("\"state\":\"BLIND\""), std::string::npos);
+  EXPECT_NE(summary_markdown(report).find("BLIND"), std::string::npos);
+}
+
+// ---- The table
+
+ControlResult caught(const std::string& name, const std::string& check, double ratio,
+                     double margin) {
+  ControlResult c;
+  c.name = name;
+  c.family = "linear";
+  c.outcome = ControlResult::caught;
+  c.expected_check = c.caught_by = check;
+  c.ratio = ratio;
+  c.margin = margin;
+  c.bound = 1;
+  c.catches = {{check, ratio, margin, false}};
+  return c;
+}
+
+Report with_controls(std::vector<ControlResult> controls) {
+  Report report;
+  report.complete = true;
+  CaseResult healthy;
+  healthy.line = "linear_row tp=4";
+  healthy.family = "linear";
+  CheckResult check;
+  check.check = "forward";
+  check.verdict = Verdict::passed;
+  check.ratio = 0.25;
+  healthy.checks = {check};
+  report.cases = {healthy};
+  report.controls = std::move(controls);
+  return report;
+}
+
+TEST(Power, AMarginUnderTenJudgesNobody) {
+  const Report low = with_controls({caught("near", "forward", 2.25, 9)});
+  EXPECT_EQ(exit_code(low), 3);
+  EXPECT_EQ(power_of(low)[0].state(), "LOW");
+  EXPECT_EQ(power_warnings(low).size(), 1u);
+  const Report enough = with_controls({caught("far", "forward", 2.5, 10)});
+  EXPECT_EQ(exit_code(enough), 0);
+  EXPECT_EQ(power_of(enough)[0].state(), "seen");
+  EXPECT_TRUE(power_warnings(enough).empty());
+}
+
+TEST(Power, TheWeakestControlSpeaksForItsCheck) {
+  const Report report =
+      with_controls({caught("far", "forward", 500, 2000), caught("near", "forward", 5, 20),
+                     caught("other", "gradient", 3, 12)});
+  const auto all = power_of(report);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].weakest, "near");
+  EXPECT_EQ(all[0].margin, 20);
+  EXPECT_EQ(all[0].caught, 2);
+  EXPECT_EQ(all[0].worst_healthy, 0.25);
+  EXPECT_EQ(all[1].check, "gradient");
+  EXPECT_EQ(all[1].passed, 0);
+}
+
+TEST(Power, EveryCheckSaysWhatItCannotSee) {
+  for (const Check& c : all_checks()) {
+    if (c.name == "mask" || c.name == "coverage" || c.name == "leak") continue;
+    EXPECT_NE(blind_to(c.name), "") << c.name;
+  }
+}
+
+}  // namespace
+}  // namespace shardproof
