@@ -165,7 +165,7 @@ class Execution {
   // What the program was linked with has changed the floating point of the whole process before its
   // main began: laid to the user's subject, which is what was added to the program.
   void note_start(ShotRecord& record) const {
-    if (line_.text("subject").empty() || !line_.text("control").empty()) return;
+    if (!line_.text("control").empty() || !registry_.is_users(registry_.subject(line_.contract, line_.text("subject")))) return;
     const std::string difference = FloatEnvironment::at_start().difference(FloatEnvironment::judged());
     if (!difference.empty())
       record.memory.push_back({"environment", "", 1, -1, difference + " before the program's main; it was linked with -Ofast or -ffast-math"});

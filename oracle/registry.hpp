@@ -37,6 +37,7 @@ class Registry {
   // unless it is asked for others.
   void ours_end_here() { ours_ = subjects_.size(); }
   size_t ours() const { return ours_; }  // the first so many subjects
+  bool is_users(const Subject& s) const { return ours_ > 0 && size_t(&s - subjects_.data()) >= ours_; }
 
  private:
   std::vector<Contract> contracts_;

@@ -24,6 +24,7 @@ function(take page language file)
   file(WRITE ${FOLDER}/${file} "${block}")
 endfunction()
 
+string(REPLACE "|" ";" SETTINGS "${SETTINGS}")
 file(REMOVE_RECURSE ${MOVED} ${FOLDER})
 file(RENAME ${PREFIX} ${MOVED})
 file(READ ${PAGE} page)
