@@ -147,6 +147,7 @@ class Execution {
                              std::to_string(host_.size) + "; the launcher started the wrong number of ranks";
       return record;
     }
+    first_ = &record.shots[0];
     describe_operands();
     kernel_ = test_.make();
     if (!kernel_) throw std::logic_error("expected a kernel of Subject::make, met null; return an object for each call");
@@ -286,6 +287,8 @@ class Execution {
     record.text = std::move(text);
   }
 
+  static constexpr int init_step = -1;
+
   static std::map<int, int> last_uses(const std::string& program) {
     std::map<int, int> last;
     std::istringstream words(program);
@@ -301,7 +304,7 @@ class Execution {
     for (size_t i = 0; i < inputs_.size(); ++i)
       f.inputs.push_back(filled(inputs_[i], int(i), shot.feeds[size_t(feed)]));
     for (const Slot& s : outputs_) f.outputs.emplace_back(s.dtype, s.local, strides());
-    if (!initialised_) initialise(f);
+    if (!initialised_) initialise();
     for (const Buffer& b : f.inputs) f.snapshots.push_back(b.snapshot());
     const auto in = views(f.inputs), out = views(f.outputs);
     enter(Phase::forward);
@@ -313,14 +316,28 @@ class Execution {
     for (size_t i = 0; i < outputs_.size(); ++i) keep(shot, step, int(inputs_.size() + i), false, f.outputs[i], record);
   }
 
-  // A subject that makes its own parameters does so once, before its first forward.
-  void initialise(Flight& f) {
+  // A subject that makes its own parameters does so once, before its first forward. They are kept
+  // as results of step -1, for the replicas to be compared; everything else is judged on values
+  // that are drawn, so that the truth is known.
+  void initialise() {
     initialised_ = true;
-    std::vector<View> parameters;
-    for (size_t i = 0; i < inputs_.size(); ++i)
-      if (inputs_[i].operand.role == Operand::parameter) parameters.push_back(f.inputs[i].view());
+    ShotRecord& record = *first_;
+    std::vector<Buffer> made;
+    std::vector<int> which;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (inputs_[i].operand.role != Operand::parameter) continue;
+      made.emplace_back(inputs_[i].dtype, inputs_[i].local, strides());
+      which.push_back(int(i));
+    }
     enter(Phase::init);
-    kernel_->init(*rank_, parameters);
+    const bool own = kernel_->init(*rank_, views(made));
+    enter(Phase::harness);
+    for (size_t k = 0; own && k < made.size(); ++k) {
+      check_result(made[k], inputs_[size_t(which[k])].operand.name + " at its initialisation",
+                   record);
+      keep(job_.shots[0], init_step, which[k], false, made[k], record);
+    }
+    check_workspaces(record);
   }
 
   void backward(const Shot& shot, int feed, int step, ShotRecord& record, bool last) {
@@ -433,6 +450,7 @@ class Execution {
   std::vector<Buffer> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false;
+  ShotRecord* first_ = nullptr;
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank
     for (int r = 0; r < mesh.world(); ++r) members.push_back(r);
     return members;
   }
+  if (label == name(Axis::rep)) return mesh.group({Axis::rep}, rank);
   std::vector<Axis> axes;
   for (size_t at = 0; at <= label.size();) {
     const size_t comma = std::min(label.find(',', at), label.size());
