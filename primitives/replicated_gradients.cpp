@@ -1,0 +1,129 @@
+// Gradients as tensors of their own: summed and averaged, measured and clipped, and spent in a step.
+#include <cmath>
+#include <sstream>
+
+#include "primitives/replicated_layers.hpp"
+
+namespace shardproof::primitives {
+namespace {
+
+struct Nothing : Saved {};
+
+// Inputs are gradients of class `summed`, then of class `averaged`; results in the same order.
+std::vector<Parts> by_class(const Case& line, std::span<const View> from,
+                            std::span<const View> to) {
+  const size_t summed = size_t(line.at("summed"));
+  std::vector<Parts> classes(2);
+  for (size_t i = 0; i < from.size(); ++i) classes[i < summed ? 0 : 1].push_back({from[i], to[i]});
+  return classes;
+}
+
+double sum_of_squares(const View& v) {
+  double sum = 0;
+  for (double x : to_doubles(v)) sum += x * x;
+  return sum;
+}
+
+void scale(const View& from, double by, const View& to) {
+  std::vector<double> v = to_doubles(from);
+  for (double& x : v) x *= by;
+  fill_from(to, v);
+}
+
+}  // namespace
+
+std::vector<Axis> axes_named(const Case& line) {
+  std::vector<Axis> axes;
+  std::istringstream words(line.text("over"));
+  for (std::string word; std::getline(words, word, ',');)
+    if (const auto axis = axis_from(word)) axes.push_back(*axis);
+  return axes;
+}
+
+// ---- Sums and means
+
+void ReplicatedGradients::sum(Parallel& p, const Parts& parts, Communicator& group) {
+  coalesced_all_reduce(p, parts, group);
+}
+void ReplicatedGradients::average(Parallel& p, const Parts& parts, Communicator& group) {
+  coalesced_all_reduce(p, parts, group, Reduce::avg);
+}
+
+std::unique_ptr<Saved> ReplicatedGradients::forward(Rank& rank, std::span<const View> inputs,
+                                                    std::span<const View> outputs) {
+  if (auto refused = refused_gradients(rank.line())) throw *refused;
+  Parallel p(rank);
+  Communicator& group = rank.along(axes_named(rank.line()));
+  const std::vector<Parts> classes = by_class(rank.line(), inputs, outputs);
+  sum(p, classes[0], group);
+  average(p, classes[1], group);
+  return std::make_unique<Nothing>();
+}
+
+// P -> I has the backward I -> R, and the mean of equal copies that of the identity: both hand the
+// cotangent on.
+void ReplicatedGradients::backward(Rank&, Saved&, std::span<const View> cotangents,
+                                   std::span<const View> gradients) {
+  for (size_t i = 0; i < gradients.size(); ++i) copy(cotangents[i], gradients[i]);
+}
+
+// ---- The norm of all gradients
+
+bool ReplicatedClip::counts_replicated(const Parallel& p) const { return p.tp.rank() == 0; }
+bool ReplicatedClip::counts_sharded(const Parallel&) const { return true; }
+
+double max_norm_of(const Case& line) { return std::stod(line.text("max_norm")); }
+
+// inputs [replicated], [sharded]; outputs norm [1], then both clipped.
+std::unique_ptr<Saved> ReplicatedClip::forward(Rank& rank, std::span<const View> inputs,
+                                               std::span<const View> outputs) {
+  if (auto refused = refused_clip(rank.line())) throw *refused;
+  Parallel p(rank);
+  double squares = 0;
+  if (counts_replicated(p)) squares += sum_of_squares(inputs[0]);
+  if (counts_sharded(p)) squares += sum_of_squares(inputs[1]);
+  const View own = p.workspace(p.accumulate, {1}), total = p.workspace(p.accumulate, {1});
+  fill_from(own, std::vector<double>{squares});
+  p.tp.all_reduce(own, total);
+  const double norm = std::sqrt(to_doubles(total)[0]);
+  const double factor = std::min(1.0, max_norm_of(rank.line()) / (norm + 1e-6));
+  fill_from(outputs[0], std::vector<double>{norm});
+  for (size_t i = 0; i < 2; ++i) scale(inputs[i], factor, outputs[i + 1]);
+  return std::make_unique<Nothing>();
+}
+
+// ---- The step
+
+double rate_of(const Case& line) {
+  const std::string& text = line.text("lr");
+  const size_t slash = text.find('/');
+  return slash == std::string::npos ? std::stod(text)
+                                    : std::stod(text) / std::stod(text.substr(slash + 1));
+}
+
+void ReplicatedStep::update(Parallel& p, const View& w, const View& g, double lr,
+                            Communicator& group, const View& next) {
+  const View total = p.workspace(p.accumulate, g.shape);
+  coalesced_all_reduce(p, Parts{{g, total}}, group);
+  std::vector<double> v = to_doubles(w);
+  const std::vector<double> d = to_doubles(total);
+  for (size_t i = 0; i < v.size(); ++i) v[i] -= lr * d[i];
+  fill_from(next, v);
+}
+
+std::unique_ptr<Saved> ReplicatedStep::forward(Rank& rank, std::span<const View> inputs,
+                                               std::span<const View> outputs) {
+  if (auto refused = refused_step(rank.line())) throw *refused;
+  Parallel p(rank);
+  update(p, inputs[0], inputs[1], rate_of(rank.line()), rank.along(axes_named(rank.line())),
+         outputs[0]);
+  return std::make_unique<Nothing>();
+}
+
+void ReplicatedStep::backward(Rank& rank, Saved&, std::span<const View> cotangents,
+                              std::span<const View> gradients) {
+  copy(cotangents[0], gradients[0]);
+  scale(cotangents[0], -rate_of(rank.line()), gradients[1]);
+}
+
+}  // namespace shardproof::primitives
