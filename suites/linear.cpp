@@ -309,18 +309,14 @@ std::vector<std::string> column_cases(const std::string& tier) {
                                             "whole_weight=on",
                                             "whole_weight=on heads=8 kv_heads=4 sp=on",
                                             "microbatches=2",
-                                            "microbatches=3 sp=on dtype=f32 fill=normal",
-                                            "microbatches=2 dtype=bf16 grad=f32 fill=normal",
-                                            "microbatches=2 dtype=bf16",
                                             "microbatches=2 whole_weight=on skip_bias_add=on",
                                             "whole_weight=on swiglu=on gather_output=off"};
   const auto smoke = together(
       {crossed({"linear_column"},
                {"tp=2", "tp=4", "tp=2 sp=on", "tp=4 sp=on", "tp=2 sp=on dtype=bf16",
                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
-       crossed({"linear_column tp=2"},
-               {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on", "heads=8 kv_heads=4",
-                "microbatches=2"}),
+       crossed({"linear_column tp=2"}, {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on",
+                                        "heads=8 kv_heads=4", "microbatches=2"}),
        crossed({"linear_column tp=4"}, {"swiglu=on", "skip_bias_add=on", "whole_weight=on"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_column", "linear_column tp=2", "linear_column tp=3",
@@ -330,6 +326,8 @@ std::vector<std::string> column_cases(const std::string& tier) {
       {smoke, crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
        crossed(some, attributes),
        crossed({"linear_column"}, {"gather_output=on", "whole_weight=on"}),
+       crossed(some, {"microbatches=3 sp=on dtype=f32 fill=normal", "microbatches=2 dtype=bf16",
+                      "microbatches=2 dtype=bf16 grad=f32 fill=normal"}),
        crossed(
            {"linear_column tp=3 sp=on", "linear_column tp=8"},
            {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
@@ -435,12 +433,12 @@ std::vector<std::string> row_cases(const std::string& tier) {
       "input_grad=off sp=on",   "bias=off",
       "bias=off sp=on",         "seq=24 batch=2 sp=on",
       "seq=8 batch=3",          "frozen=on input_is_parallel=off",
-      "microbatches=2 sp=on",   "microbatches=2 dtype=bf16 grad=f32 fill=normal",
-      "microbatches=2",         "microbatches=2 skip_bias_add=on sp=on dtype=bf16"};
+      "microbatches=2 sp=on",   "microbatches=2"};
   const auto smoke = together(
       {crossed({"linear_row"}, {"tp=2", "tp=4", "tp=2 sp=on", "tp=4 sp=on", "tp=2 sp=on dtype=bf16",
                                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
-       crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on", "microbatches=2 sp=on"}),
+       crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on",
+                                     "microbatches=2 sp=on"}),
        crossed({"linear_row tp=4"}, {"skip_bias_add=on sp=on", "bias=off"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_row", "linear_row tp=2", "linear_row tp=3",
@@ -449,6 +447,8 @@ std::vector<std::string> row_cases(const std::string& tier) {
   const auto ci = together(
       {smoke, crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
        crossed(some, attributes), crossed({"linear_row"}, {"input_is_parallel=off"}),
+       crossed(some, {"microbatches=2 dtype=bf16 grad=f32 fill=normal",
+                      "microbatches=2 skip_bias_add=on sp=on dtype=bf16"}),
        crossed(
            {"linear_row tp=3 sp=on", "linear_row tp=8"},
            {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",

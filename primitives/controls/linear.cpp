@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "primitives/linear.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/gemm.hpp"
+#include "primitives/linear.hpp"
 #include "primitives/mlp.hpp"
 
 namespace shardproof {
@@ -245,8 +245,9 @@ struct Row {
 const Row rows[] = {
     {"linear_column", "frozen_skips_dx_reduce", column_with<FrozenSkipsReduce>, "gradient",
      "forward", "NVIDIA/Megatron-LM 5fffdfc", "tp=2 frozen=on", "frozen=on, sp=off, p >= 2"},
-    {"linear_column", "dx_left_local", column_with<InputGradientLocal>, "adjoint,gradient",
-     "forward", "an input used by each rank alone whose gradient is not summed", "tp=4", "p >= 2"},
+    {"linear_column", "dx_left_local", column_with<InputGradientLocal>,
+     "adjoint,gradient,gradcheck", "forward",
+     "an input used by each rank alone whose gradient is not summed", "tp=4", "p >= 2"},
     {"linear_column", "double_dx_reduce", column_with<InputGradientReducedTwice>,
      "adjoint,gradient", "forward", "both all-reduces of the input gradient present", "tp=4",
      "sp=off, p >= 2; ratio p"},
@@ -295,8 +296,8 @@ const Row rows[] = {
 
     {"mlp", "ffn_norm_local_statistics", layer<LocalStatistics>, "forward", "replica",
      "Megatron layer exercises", "tp=4 between=norm_reduced", "p >= 2"},
-    {"mlp", "ffn_norm_local_statistics_backward", layer<LocalStatisticsBackward>, "gradient",
-     "forward,replica", "a statistic summed in forward and not in backward",
+    {"mlp", "ffn_norm_local_statistics_backward", layer<LocalStatisticsBackward>,
+     "gradient,gradcheck", "forward,replica", "a statistic summed in forward and not in backward",
      "tp=4 between=norm_reduced", "p >= 2"},
     {"mlp", "fused_gate_up_contiguous", layer<MlpCutAsOneBlock>, "forward", "ledger,replica",
      "NVIDIA/Megatron-LM 360", "tp=4 activation=swiglu whole_weight=on", "p >= 2"},

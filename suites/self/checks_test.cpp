@@ -993,7 +993,7 @@ TEST(Rejection, UnanimousSilentAndAlike) {
 TEST(Checks, OrderAndLetters) {
   std::string letters;
   for (const Check& c : all_checks()) letters += c.letter;
-  EXPECT_EQ(letters, "FGARLSMNUJ");
+  EXPECT_EQ(letters, "FGADRLSMNPCKUJ");
   EXPECT_FALSE(check_named("rejection").due(*reduce(2)->e.contract, *reduce(2)->e.line, {}));
   try {
     check_named("gradients");
