@@ -94,6 +94,8 @@ struct Contract {
   // Sequence of each token of inputs and outputs, -1 where it is padding: nothing of one reaches
   // another, nothing of padding reaches any.
   std::function<std::vector<int64_t>(const Case&)> sequences;
+  // True where it varies faster than the steps of finite differences: gradcheck is not due there.
+  std::function<bool(const Case&)> stiff;
 };
 
 // A deliberately broken subject (or a healthy one on a faulty collective).

@@ -56,7 +56,7 @@ bool due(const Contract& contract, const Case& line, const Declared& declared) {
   const Fill fill = fill_of(line);
   return line.dtype() == DType::f64 && (fill == Fill::integers || fill == Fill::normal) &&
          on_one_host(line) && judging::has_gradients(contract, line, declared) &&
-         is_small(contract, line);
+         is_small(contract, line) && !(contract.stiff && contract.stiff(line));
 }
 
 // ---- x, v, y and phi
