@@ -201,7 +201,8 @@ RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, cons
   for (size_t j = 0; j < r.keys.size(); ++j) {
     const In value = rows.v(v, r.keys[j], h);
     for (size_t d = 0; d < value.size(); ++d)
-      b.o[d] += r.p[j] * (error[j] + mean + 2 * n * u) * std::abs(value[d]);
+      b.o[d] += r.p[j] * (error[j] + mean + 2 * n * u) * std::abs(value[d]) +
+                rounding.tiny * (std::abs(value[d]) + 1);
   }
   b.lse = r.keys.empty() ? 0 : mean + n * u + u * (std::abs(r.lse) + function_ulps);
   b.score = std::move(scores);
@@ -270,17 +271,21 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
       const double ds = r.p[n] * std::abs(inner) * slope;
       const double ds_error =
           r.p[n] * (1 + p_error) * (std::abs(inner) + inner_error) * (slope + slope_error) - ds +
-          3 * u * r.p[n] * (std::abs(inner) + inner_error);
+          (3 * u * r.p[n] + rounding.tiny) * (std::abs(inner) + inner_error) + 2 * rounding.tiny;
       const double scale = std::abs(a.scale);
       const size_t key = rows.key(r.keys[n], h);
       for (size_t c = 0; c < rows.dv(); ++c)
-        dv.add(key * rows.dv() + c, r.p[n] * p_error * std::abs(go[c]), r.p[n] * std::abs(go[c]));
+        dv.add(key * rows.dv() + c,
+               r.p[n] * p_error * std::abs(go[c]) + rounding.tiny * (std::abs(go[c]) + 1),
+               r.p[n] * std::abs(go[c]));
       for (size_t c = 0; c < rows.dk(); ++c) {
         const double ke = k_error.empty() ? 0 : rows.k(k_error, r.keys[n], h)[c],
                      qe = q_error.empty() ? 0 : rows.q(q_error, i, h)[c];
-        dq.add(at * rows.dk() + c, scale * (ds_error * (std::abs(kj[c]) + ke) + ds * ke),
+        dq.add(at * rows.dk() + c,
+               scale * (ds_error * (std::abs(kj[c]) + ke) + ds * ke) + rounding.tiny,
                scale * ds * std::abs(kj[c]));
-        dk.add(key * rows.dk() + c, scale * (ds_error * (std::abs(qi[c]) + qe) + ds * qe),
+        dk.add(key * rows.dk() + c,
+               scale * (ds_error * (std::abs(qi[c]) + qe) + ds * qe) + rounding.tiny,
                scale * ds * std::abs(qi[c]));
       }
     }

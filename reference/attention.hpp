@@ -58,6 +58,7 @@ struct AttentionRounding {
   double output = 0;      // of O, as far as a backward reads it back
   double statistics = 0;  // of lse, likewise
   double wire = 0;        // of the parts of dK and dV that ranks send
+  double tiny = 0;        // what a product or a probability may lose below the normal range
   int ranks = 1;          // blocks of keys that are merged, and parts of dK and dV
 };
 // Componentwise bounds on the error of an implementation before its results are stored; a row of
