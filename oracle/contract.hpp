@@ -21,6 +21,7 @@ struct Operand {
   int contraction = -1;        // dim of the WHOLE shape along which `cancelling` pairs; -1 last
   DType dtype_override = DType::f64;  // used where fixed_dtype
   bool fixed_dtype = false;           // e.g. i64 indices, f32 lse under bf16
+  int64_t below = 0;                  // index: drawn from 0 .. below-1; 0: as the fill draws
 };
 
 // A whole tensor in double, row-major. Inputs are stacked over P and V axes (whole_shape); results

@@ -399,6 +399,8 @@ class Execution {
       values[i] = basis   ? double(at == basis->index)
                   : given ? given->at(size_t(at))
                   : zero  ? 0.0
+                  : s.operand.below > 0
+                      ? draw_index(feed.seed, s.name, s.operand.below, at)
                           : draw(how, s.name, s.dtype, s.whole, at);
     }
     fill_from(b.view(), values);

@@ -60,6 +60,11 @@ Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed)
     w.value.assign(size_t(product(w.shape)), 0.0);
     return w;
   }
+  if (o.below > 0 && !cotangent) {
+    for (int64_t i = 0; i < product(w.shape); ++i)
+      w.value.push_back(draw_index(feed.seed, o.name, o.below, i));
+    return w;
+  }
   const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
   w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
   return w;

@@ -130,6 +130,11 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
     w.value.assign(size_t(product(w.shape)), 0.0);
     return w;
   }
+  if (o.below > 0 && !cotangent) {
+    for (int64_t i = 0; i < product(w.shape); ++i)
+      w.value.push_back(draw_index(feed.seed, o.name, o.below, i));
+    return w;
+  }
   const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
   w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
   return w;
