@@ -64,6 +64,30 @@ Values cross_entropy_backward(In logits, std::span<const int64_t> labels, int64_
   return d;
 }
 
+CrossEntropyErrors cross_entropy_errors(In logits, std::span<const int64_t> labels, int64_t classes,
+                                        double u) {
+  require_labels(logits, labels, classes);
+  constexpr double function_ulps = 4;  // exp, log with the operations around them
+  CrossEntropyErrors e{Values(labels.size()), Values(logits.size())};
+  for (size_t t = 0; t < labels.size(); ++t) {
+    if (labels[t] == ignored_label) continue;
+    const In row = logits.subspan(t * size_t(classes), size_t(classes));
+    const double greatest = *std::max_element(row.begin(), row.end()), lse = sums_of(row).lse;
+    // log sum exp: the relative errors of the terms, their sum, the logarithm, adding the maximum.
+    double lse_error = u * (double(classes) + 2 * function_ulps + std::abs(lse));
+    for (double z : row) lse_error += std::exp(z - lse) * u * std::abs(z - greatest);
+    const double target = row[size_t(labels[t])];
+    e.loss[t] = lse_error + u * (std::abs(lse - target) + lse_error);
+    for (int64_t j = 0; j < classes; ++j) {
+      const double p = std::exp(row[size_t(j)] - lse), target_here = j == labels[t] ? 1 : 0;
+      const double relative =
+          std::expm1(u * std::abs(row[size_t(j)] - lse) + lse_error + function_ulps * u);
+      e.logits[t * size_t(classes) + size_t(j)] = p * relative + 2 * u * (p + target_here);
+    }
+  }
+  return e;
+}
+
 Values loss_factors(Normalisation how, std::span<const int64_t> labels, In weights,
                     std::span<const int64_t> group_of_token, int64_t groups) {
   const bool one = how == Normalisation::tokens;

@@ -24,6 +24,14 @@ Values cross_entropy(In logits, std::span<const int64_t> labels, int64_t classes
 Values cross_entropy_backward(In logits, std::span<const int64_t> labels, int64_t classes,
                               double smoothing, In g);
 
+// Bounds on what an implementation in unit roundoff u may err by before it stores: of the losses,
+// and of the gradients of their sum.
+struct CrossEntropyErrors {
+  Values loss, logits;
+};
+CrossEntropyErrors cross_entropy_errors(In logits, std::span<const int64_t> labels, int64_t classes,
+                                        double u);
+
 enum class Normalisation : uint8_t { tokens, groups };  // N1, N2
 // Factor of each token's loss in the scalar: w_t / max(1, sum w), over all tokens (N1) or over the
 // token's group, and then over the number of groups (N2). Tokens without a label count for nothing.
