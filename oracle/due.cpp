@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "oracle/check.hpp"
@@ -87,23 +88,25 @@ DType widest(const std::vector<DType>& types) {
   });
 }
 
-std::vector<std::string> first_lines(const Contract& c, const Registry& registry) {
-  std::vector<std::string> lines;
-  std::set<std::string> shapes;
-  for (const std::string& text : c.cases("ci")) {
-    const Case line = parse(text, registry);
-    int axes = 0;
-    for (int a = 0; a < axis_count; ++a) axes += line.ranks(Axis(a)) > 1;
-    const std::string shape = fmt::format("{}x{}", line.world(), axes);
-    const bool one_of_four = shape == "2x1" || shape == "3x1" || shape == "4x1" || shape == "4x2";
-    if (line.dtype() == DType::f64 && one_of_four && shapes.insert(shape).second)
-      lines.push_back(text);
-  }
-  return lines;
+// World and number of axes above 1: "4x2" is a grid of four ranks.
+std::string shape_of(const Case& line) {
+  int axes = 0;
+  for (int a = 0; a < axis_count; ++a) axes += line.ranks(Axis(a)) > 1;
+  return fmt::format("{}x{}", line.world(), axes);
 }
 
 bool has_exact_range(const Contract& c, const Case& line) {
   return c.integer_range && c.integer_range(line).has_value();
+}
+
+// The line for a subject, in the widest type that it declares; empty where it is not due.
+std::optional<Case> witness_for(const Contract& c, Case line, const std::string& subject,
+                                const Declared& declared) {
+  line.set("subject", subject);
+  if (!contains(declared.storage, line.dtype())) line.set("dtype", name(widest(declared.storage)));
+  const bool inexact = fill_of(line) == Fill::integers && !has_exact_range(c, line);
+  if (inexact || !undeclared(line, declared).empty()) return std::nullopt;
+  return line;
 }
 
 }  // namespace
@@ -153,18 +156,29 @@ std::string checks_not_due(const Case& line, const Registry& registry,
   return left_out.empty() ? "" : fmt::format("{}: {}", called(line), fmt::join(left_out, ", "));
 }
 
+// The contract's witnesses; for a shape whose witness is not due, or where the contract names none,
+// the first f64 case of that shape that is.
 std::vector<Case> witnesses_due(const Contract& c, const Registry& registry,
                                 const std::string& transport, const std::string& subject) {
   std::vector<Case> due;
   const Declared& declared = registry.subject(c.name, subject).declared;
-  for (const std::string& text : c.witnesses.empty() ? first_lines(c, registry) : c.witnesses) {
+  std::set<std::string> open;
+  const auto take = [&](const std::string& text) {
     Case line = parse(text, registry);
     line.set("transport", transport);
-    line.set("subject", subject);
-    if (!contains(declared.storage, line.dtype()))
-      line.set("dtype", name(widest(declared.storage)));
-    if (fill_of(line) == Fill::integers && !has_exact_range(c, line)) continue;
-    if (undeclared(line, declared).empty()) due.push_back(std::move(line));
+    const std::string shape = shape_of(line);
+    auto witness = witness_for(c, std::move(line), subject, declared);
+    if (!witness) return open.insert(shape), void();
+    open.erase(shape);
+    due.push_back(std::move(*witness));
+  };
+  for (const std::string& text : c.witnesses) take(text);
+  for (const Case& line : due) open.erase(shape_of(line));
+  if (c.witnesses.empty()) open = {"2x1", "3x1", "4x1", "4x2"};
+  if (open.empty()) return due;
+  for (const std::string& text : c.cases("ci")) {
+    const Case line = parse(text, registry);
+    if (line.dtype() == DType::f64 && open.contains(shape_of(line))) take(text);
   }
   return due;
 }
