@@ -21,8 +21,8 @@ std::string not_due(const Case&, const Registry&);
 // "linear_row subject=mine: gradient, adjoint". Without what is `not proven` in its place.
 std::string checks_not_due(const Case&, const Registry&, const std::vector<std::string>& only);
 
-// Lines on which operators are tried, on a transport, for a subject: the contract's (else the first
-// f64 case of 2, 3, 4 and 2x2 ranks), in the widest type that it declares.
+// Lines on which operators are tried, on a transport, for a subject: the contract's witnesses (where
+// one is not due, the first f64 case of as many ranks that is), in the widest type declared.
 std::vector<Case> witnesses_due(const Contract&, const Registry&, const std::string& transport,
                                 const std::string& subject);
 
