@@ -352,6 +352,7 @@ void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
   o.transports = {"mpi"};
   o.ranks = {outside.size};
   o.jobs = 1;
+  o.isolated = false;
 }
 
 Options options_of(const Words& words, int argc, char** argv) {

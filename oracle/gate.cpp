@@ -12,7 +12,9 @@
 #include <set>
 #include <sstream>
 
+#include "oracle/abilities.hpp"
 #include "oracle/comm/faults.hpp"
+#include "oracle/device.hpp"
 #include "oracle/due.hpp"
 #include "oracle/gate_jobs.hpp"
 #include "oracle/interrupt.hpp"
@@ -99,6 +101,25 @@ std::vector<std::string> transports_due(const Options& options) {
   return list;
 }
 
+// A transport and where the tensors live.
+using Place = std::pair<std::string, std::string>;
+
+// `staged` is device=cuda over processes; NCCL moves device memory only.
+Place place_named(const std::string& transport, const std::string& device) {
+  if (transport == "staged") return {"processes", "cuda"};
+  return {transport, transport == "nccl" ? "cuda" : device};
+}
+
+std::vector<Place> places_due(const Options& options) {
+  std::vector<Place> places;
+  const auto devices = options.devices.empty() ? std::vector<std::string>{"host"} : options.devices;
+  for (const std::string& transport : transports_due(options))
+    for (const std::string& device : devices)
+      if (const Place place = place_named(transport, device); std::find(places.begin(), places.end(), place) == places.end())
+        places.push_back(place);
+  return places;
+}
+
 bool within(const Options& o, const Case& line) {
   return (o.ranks.empty() || std::find(o.ranks.begin(), o.ranks.end(), line.world()) != o.ranks.end()) &&
          (o.dtypes.empty() || contains(o.dtypes, line.text("dtype")));
@@ -111,7 +132,7 @@ void check_names(const Options& options) {
     throw BadInput(fmt::format("--tier: expected smoke, ci or nightly, met '{}'{}", options.tier, close.empty() ? "" : "; did you mean '" + close + "'"));
   }
   std::vector<std::string> names;
-  for (const Ability& a : abilities()) names.push_back(a.name);
+  for (const std::string& lane : lane_names()) names.push_back(lane);
   for (const std::string& t : options.transports)
     if (!contains(names, t)) {
       const std::string close = nearest(t, names);
@@ -177,20 +198,20 @@ class Planner {
 
 
   void add_contract(const Contract& c) {
-    for (const std::string& transport : transports_due(options_))
+    for (const Place& place : places_due(options_))
       for (const std::string& subject : subjects_due(options_, registry_, c)) {
-        for (const std::string& text : c.cases(options_.tier)) add_seeds(c, text, transport, subject, false);
-        for (const std::string& text : c.illegal) add_seeds(c, text, transport, subject, true);
+        for (const std::string& text : c.cases(options_.tier)) add_seeds(c, text, place, subject, false);
+        for (const std::string& text : c.illegal) add_seeds(c, text, place, subject, true);
       }
     if (options_.controls && !subjects_due(options_, registry_, c).empty()) add_controls(c);
   }
 
-  void add_seeds(const Contract& c, const std::string& text, const std::string& transport, const std::string& subject, bool refused) {
+  void add_seeds(const Contract& c, const std::string& text, const Place& place, const std::string& subject, bool refused) {
     Case line = parse(text, registry_);
-    line.set("transport", transport);
+    line.set("transport", place.first);
+    line.set("device", place.second);
     if (!subject.empty()) line.set("subject", subject);
-    if (options_.devices.size() == 1) line.set("device", options_.devices[0]);
-    if (line.world() > most_ranks(transport)) return;
+    if (line.world() > most_ranks(place.first)) return;
     const int seeds = refused ? 1 : options_.seeds;
     for (int i = 0; i < seeds; ++i) {
       if (options_.seed || seeds > 1) line.set("seed", std::to_string(options_.seed.value_or(1) + uint64_t(i)));
@@ -219,13 +240,14 @@ class Planner {
   // A line that once failed stays in every tier.
   void add_regression(const Case& line) {
     const Contract& c = registry_.contract(line.contract);
-    if (contains(transports_due(options_), line.text("transport"))) add(c, line, illegal(c, line));
+    const auto places = places_due(options_);
+    if (std::find(places.begin(), places.end(), Place(line.text("transport"), line.text("device"))) != places.end()) add(c, line, illegal(c, line));
   }
 
   void add_controls(const Contract& c) {
-    for (const std::string& transport : transports_due(options_))
+    for (const auto& [transport, device] : places_due(options_))
       for (const Control& control : registry_.controls()) {
-        if (control.contract != c.name) continue;
+        if (control.contract != c.name || device != "host") continue;  // twins are host kernels
         const auto expected = split(control.check, ',');
         if (!options_.checks.empty() && std::none_of(expected.begin(), expected.end(), [&](const auto& e) { return contains(options_.checks, e); })) continue;
         Case line = parse(control.witness, registry_);
@@ -443,7 +465,7 @@ class Gate {
     report_.required = options_.require;
     report_.versions = versions();
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
-    report_.self = run_self(options_, registry_, due);
+    report_.self = run_self(options_, registry_, due, runner_.worlds());
     const auto parts = parts_of(due, options_.jobs);
     if (parts.size() > 1)
       judge_in_parts(parts);
@@ -604,7 +626,7 @@ class Gate {
   void operators(const std::vector<Due>& due) {
     std::vector<std::tuple<std::string, std::string, std::string>> contracts;  // contract, transport, subject
     for (const Due& d : due) {
-      if (d.what != Due::healthy || d.illegal) continue;
+      if (d.what != Due::healthy || d.illegal || on_device(d.line)) continue;
       std::tuple t(d.line.contract, d.line.text("transport"), d.line.text("subject"));
       if (std::find(contracts.begin(), contracts.end(), t) == contracts.end()) contracts.push_back(t);
     }
@@ -648,7 +670,8 @@ class Gate {
         // unless the family has no exact data.
         if (!applies(op, site, rounding, line.world()) || (rounding && c.linear && !op.needs_rounding)) continue;
         for (const bool one_rank : {false, true}) {
-          if (one_rank && (!op.call || site.p < 2)) continue;
+          // Without isolation a call that never meets its peers would cost its whole deadline.
+          if (one_rank && (!op.call || site.p < 2 || !options_.isolated)) continue;
           if (ends_early()) return;
           const std::string kind = op.kind + (one_rank ? "@rank" : "");
           if (!each_site && caught_kinds.contains(kind)) continue;
@@ -742,7 +765,8 @@ class Gate {
       report_.lanes.push_back(l);
     }
     for (Lane& l : unproven(options_, registry_, due)) report_.lanes.push_back(std::move(l));
-    for (const Ability& a : abilities())
+    const bool asked = std::any_of(due.begin(), due.end(), [](const Due& d) { return on_device(d.line); });
+    for (const Ability& a : asked ? abilities() : abilities_unasked())
       if (!a.available && std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.starts_with(a.name + "."); }))
         report_.lanes.push_back({a.name, false, a.reason});
   }
@@ -790,6 +814,8 @@ Report run_line(const Case& line, const Options& options, const Registry& regist
   const Contract& c = registry.contract(line.contract);
   if (const std::string why = not_due(line, registry); !why.empty() && line.text("control").empty())
     throw BadInput(fmt::format("{}: expected a line that the subject does, met one that it declares not to do ({})", print(line), why));
+  if (!line.text("control").empty() && on_device(line) && registry.control(c.name, line.text("control")).make)
+    throw BadInput(fmt::format("keys 'control' and 'device': expected device=host, met {}: the broken twin is a host kernel", print(line)));
   Due d;
   d.line = line;
   d.lane = lane_of(line);

@@ -21,6 +21,7 @@ struct Options {
   bool fail_fast = false, dry_run = false, canonical = false, in_process = false, controls = true;
   std::optional<uint64_t> seed;
   int seeds = 1;
+  bool isolated = true;                // false: an outside launcher made the one world there is
   int jobs = 1;
   double deadline_scale = 1;
   std::string mpiexec;                 // launcher and its options

@@ -15,6 +15,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/comm/transport_self_test.hpp"
+#include "oracle/device.hpp"
 
 namespace shardproof {
 namespace {
@@ -82,6 +83,13 @@ std::string outcome_text(const RankOutcome& o) {
   return "";
 }
 
+bool threw(const Evidence& e) {
+  for (const RankRecord& r : e.ranks)
+    for (const ShotRecord& s : r.shots)
+      if (s.status == ShotRecord::threw) return true;
+  return false;
+}
+
 bool died(const RankOutcome& o) {
   return o.end == RankOutcome::signalled || o.end == RankOutcome::exited || o.end == RankOutcome::hung;
 }
@@ -115,8 +123,7 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const
 }  // namespace
 
 std::string lane_of(const Case& line) {
-  const bool cuda = line.has("device") && line.text("device") == "cuda";
-  return (cuda && line.text("transport") != "nccl" ? "staged" : line.text("transport")) + ".np" + std::to_string(line.world());
+  return (on_device(line) && line.text("transport") != "nccl" ? "staged" : line.text("transport")) + ".np" + std::to_string(line.world());
 }
 
 std::string stands(const Trace& t) {
@@ -135,7 +142,7 @@ Declared declared_of(const Case& line, const Registry& registry) {
     const Control& c = registry.control(line.contract, control);
     if (c.make) return c.declared;
   }
-  return registry.subject(line.contract, line.text("subject")).declared;
+  return subject_under_test(line, registry).declared;
 }
 
 std::vector<std::string> due_checks(const Contract& contract, const Case& line, const Declared& declared,
@@ -156,8 +163,8 @@ Worlds::Worlds(const Options& options, const Registry& registry, RankMain main)
 Worlds::~Worlds() = default;
 
 World& Worlds::get(const std::string& transport, int ranks) {
-  auto& [size, world] = worlds_[transport];
-  if (!world || size != ranks || !world->alive()) {
+  std::unique_ptr<World>& world = worlds_[{transport, ranks}];
+  if (!world || !world->alive()) {
     world.reset();
     WorldSpec spec;
     spec.transport = transport;
@@ -167,12 +174,13 @@ World& Worlds::get(const std::string& transport, int ranks) {
     spec.program = options_.program;
     spec.mpiexec = options_.mpiexec;
     world = start_world(spec, main_);
-    size = ranks;
   }
   return *world;
 }
 
-void Worlds::drop(const std::string& transport) { worlds_.erase(transport); }
+void Worlds::drop(const std::string& transport) {
+  std::erase_if(worlds_, [&](const auto& world) { return world.first.first == transport; });
+}
 
 void Truths::trim() {
   if (elements_ < int64_t(1) << 23 && kept_.size() < 2048) return;
@@ -263,6 +271,8 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     }
     j.completed = true;
     judge(j, checks);
+    // What a kernel did to its device may outlive the call that failed: the next case gets other processes.
+    if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));
   } else {
     mark_lost(j.result, checks, outcomes);
   }

@@ -11,7 +11,8 @@
 
 namespace shardproof {
 
-// Worlds that live across cases, one a transport; a dead one is replaced at the next case.
+// Worlds that live across cases, one for each transport and rank count; a dead one is replaced at the
+// next case. Idle ranks sleep.
 class Worlds {
  public:
   // What ranks run; empty: rank_main(registry).
@@ -24,7 +25,7 @@ class Worlds {
  private:
   const Options& options_;
   RankMain main_;
-  std::map<std::string, std::pair<int, std::unique_ptr<World>>> worlds_;
+  std::map<std::pair<std::string, int>, std::unique_ptr<World>> worlds_;  // by transport and ranks
 };
 
 // Reference results of the lines judged last: a control and its healthy twin share them.

@@ -9,14 +9,16 @@
 
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
 
-SelfResult run_self(const Options& options, const Registry& registry, const std::vector<Due>& due) {
+SelfResult run_self(const Options& options, const Registry& registry, const std::vector<Due>& due, Worlds& worlds) {
   const auto begin = std::chrono::steady_clock::now();
   SelfResult result;
   for (const Planted& p : registry.planted()) {
+    if (interrupted()) break;  // what it would find then is the interruption
     ++result.planted;
     const std::string wrong = p.plant();
     if (wrong.empty())
@@ -27,8 +29,8 @@ SelfResult run_self(const Options& options, const Registry& registry, const std:
   // Each transport and world size that is due, before anything is blamed on a primitive.
   std::set<std::pair<std::string, int>> lanes;
   for (const Due& d : due) lanes.emplace(d.line.text("transport"), d.line.world());
-  Worlds worlds(options, registry);
   for (const auto& [transport, ranks] : lanes) {
+    if (interrupted()) break;
     if (!reason_unavailable(transport, "host").empty()) continue;
     const SelfTestResult t = transport_self_test(worlds.get(transport, ranks), options.tier == "nightly");
     for (const std::string& f : t.failures) result.failures.push_back(fmt::format("transport {}.np{}: {}", transport, ranks, f));

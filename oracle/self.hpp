@@ -10,10 +10,13 @@
 
 namespace shardproof {
 
+class Worlds;
+
 const std::vector<Planted>& planted_faults();  // suites/self/planted.cpp; all_families() registers them
 
 // Planted faults and the self-test of each transport that is due; run by every gate.
-SelfResult run_self(const Options&, const Registry&, const std::vector<Due>&);
+SelfResult run_self(const Options&, const Registry&, const std::vector<Due>&, Worlds&);
+
 std::map<std::string, std::string> versions();
 
 }  // namespace shardproof

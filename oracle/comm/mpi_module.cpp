@@ -93,20 +93,23 @@ class MpiDoor final : public Door {
     c_.page->progress.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // False where this job leaves messages behind: then the world has to be started anew.
+  // Messages carry the number of their job: what a call that was left unfinished left behind is thrown
+  // away when it is met.
+  // False where sends of this job are still on their way: then the world has to be started anew.
   bool end_job() {
     sequences_.clear();
     stash_.clear();
-    const bool clean = open_.empty() && !broken_;
     open_.clear();
-    if (!clean) return false;
-    for (const int64_t until = monotonic_ns() + 1'000'000'000; !flush();)
+    ++epoch_;
+    for (const int64_t until = monotonic_ns() + 50'000'000; !flush(); ::sched_yield())
       if (monotonic_ns() > until) return false;
     return true;
   }
+  bool sending() const { return !outgoing_.empty(); }
 
  private:
-  static constexpr size_t head = sizeof(Fingerprint);
+  // A message: job (8 bytes, of which 4 are used), fingerprint, payload aligned to 8.
+  static constexpr size_t job_bytes = 8, head = job_bytes + (sizeof(Fingerprint) + 7) / 8 * 8;
   static constexpr int yields_first = 100;
 
   // Does member `from` send to member `to` in this call?
@@ -143,7 +146,8 @@ class MpiDoor final : public Door {
     if (message->size() > size_t(INT32_MAX))
       throw Infrastructure(fmt::format("a message of {} bytes is beyond the int range of MPI; use smaller extents", message->size()));
     Fingerprint print = o.mine;
-    std::memcpy(message->data(), &print, head);
+    std::memcpy(message->data(), &epoch_, sizeof epoch_);
+    std::memcpy(message->data() + job_bytes, &print, sizeof print);
     if (elements > 0) std::memcpy(message->data() + head, o.own.data() + first * e, size_t(elements * e));
     Outgoing out;
     out.bytes = message;
@@ -189,6 +193,7 @@ class MpiDoor final : public Door {
       require(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
       Message message(static_cast<size_t>(bytes));
       require(MPI_Mrecv(message.data(), bytes, MPI_BYTE, &handle, &status), "MPI_Mrecv");
+      if (uint32_t job = 0; std::memcpy(&job, message.data(), sizeof job), job != epoch_) continue;
       if (print_of(message).sequence == o.sequence || !c_.lockstep) {
         o.from[size_t(m)] = std::move(message);
         return true;
@@ -199,7 +204,7 @@ class MpiDoor final : public Door {
 
   static Fingerprint print_of(const Message& m) {
     Fingerprint f;
-    std::memcpy(&f, m.data(), head);
+    std::memcpy(&f, m.data() + job_bytes, sizeof f);
     return f;
   }
 
@@ -216,7 +221,6 @@ class MpiDoor final : public Door {
       if (look_for(o)) break;
       if (looks % 32 == 0) look_for_release();
       if (looks % 256 == 0 && monotonic_ns() > deadline) {
-        broken_ = true;
         throw Released(Released::deadline, fmt::format("no progress for {:.1f} s: rank {} {}", 10 * c_.deadline_scale, c_.state->rank, standing(c_.state->rank, trace)));
       }
       if (fits_) continue;
@@ -231,7 +235,6 @@ class MpiDoor final : public Door {
 
   void look_for_release() {
     if (const auto release = c_.released(c_.self)) {
-      broken_ = true;
       throw Released(release->first, release->second);
     }
   }
@@ -253,7 +256,6 @@ class MpiDoor final : public Door {
           differs = pairwise_mismatch(prints[size_t(m)], received(o, m), o.mine, o.call.recv[size_t(m)]);
     }
     if (!differs) return;
-    broken_ = true;
     throw Released(Released::mismatch, "mismatch: " + *differs);
   }
 
@@ -339,8 +341,7 @@ class MpiDoor final : public Door {
   MPI_Comm comm_;
   MpiSession::Context c_;
   bool fits_;
-  bool broken_ = false;
-  uint32_t noted_ = 0;
+  uint32_t noted_ = 0, epoch_ = 0;
   Ticket last_ = 0;
   std::map<Ticket, Open> open_;
   std::vector<Outgoing> outgoing_;
@@ -400,6 +401,7 @@ class Session final : public MpiSession {
   }
   bool end_job() override { return door_->end_job(); }
   void finalize() override {
+    if (door_ && door_->sending()) return;  // MPI_Finalize would wait for receivers that never come
     MPI_Comm_free(&plain_);
     MPI_Comm_free(&comm_);
     MPI_Finalize();

@@ -76,7 +76,7 @@ class Participant {
     std::vector<std::byte> record = main(host, job);
     ::alarm(0);
     if (!session->end_job())
-      throw Infrastructure("a call was left unfinished; under an outside launcher a world cannot be started anew: judge this line without one");
+      throw Infrastructure("messages of a broken call are still on their way; under an outside launcher a world cannot be started anew: judge this line without one");
     return record;
   }
 
@@ -153,7 +153,6 @@ int serve_outside(const RankMain& main) {
     if (message.size() < sizeof order) throw Infrastructure("rank 0 sent an order that is not whole");
     std::memcpy(&order, message.data(), sizeof order);
     if (order.word == Word::end) {
-      me.door.reset();
       me.session->finalize();
       return int(order.number);
     }
@@ -164,7 +163,6 @@ int serve_outside(const RankMain& main) {
 void release_outside(int exit_code) {
   Participant& me = participant(1);  // also where nothing was run: the others wait in MPI_Init
   for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0}, {}));
-  me.door.reset();
   me.session->finalize();
 }
 

@@ -109,7 +109,6 @@ class MpiRank {
 
   void finalize() {
     if (__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check() != 0) ::_exit(23);
-    door_.reset();
     session_->finalize();
   }
 

@@ -273,7 +273,7 @@ class MpiWorld final : public World {
     if (frame.kind == Frame::record) {
       l.outcome.end = RankOutcome::finished;
       l.outcome.record = std::move(bytes);
-      if (frame.number) alive_ = false;  // messages are left over: this world has had its day
+      if (frame.number) alive_ = false;  // sends are left over: this world has had its day
     } else {
       l.outcome.end = RankOutcome::threw;
       l.outcome.text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -321,7 +321,6 @@ class MpiWorld final : public World {
   void release(Released::Cause cause, const std::string& why) {
     if (released_) return;
     released_ = true;
-    alive_ = false;
     for (RankLink& l : links_)
       if (l.fd >= 0 && !l.reported)
         send_frame(l.fd, {Frame::release, uint32_t(cause), 0}, std::as_bytes(std::span(why.data(), why.size())));
@@ -386,7 +385,7 @@ class MpiWorld final : public World {
       all_connected = all_connected && l.fd >= 0;
       if (l.fd >= 0) send_frame(l.fd, {Frame::stop, 0, 0}, {});
     }
-    const double patience = all_connected && !released_ ? 3 : 0;
+    const double patience = all_connected ? 3 : 0;
     for (const auto begin = Clock::now(); launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;) ::usleep(500);
     if (launcher_pid_ > 0) {
       ::kill(launcher_pid_, SIGTERM);
