@@ -33,10 +33,10 @@ void coalesced_all_reduce(Parallel& p, const Parts& parts, Communicator& group, 
     return;
   }
   const int64_t n = elements_of(parts);
-  const View own = p.workspace(p.wire, {n}), total = p.workspace(p.wire, {n});
-  each_part(own, parts, [](const Part& part, const View& at) { convert(part.partial, at); });
-  group.all_reduce(own, total, reduce);
-  each_part(total, parts, [](const Part& part, const View& at) { convert(at, part.result); });
+  const View flat = p.workspace(p.wire, {n});
+  each_part(flat, parts, [](const Part& part, const View& at) { convert(part.partial, at); });
+  group.all_reduce(flat, flat, reduce);
+  each_part(flat, parts, [](const Part& part, const View& at) { convert(at, part.result); });
 }
 
 void coalesced_all_reduce(Parallel& p, const Parts& parts, const std::vector<Axis>& axes,

@@ -105,7 +105,7 @@ std::vector<std::string> cases(const std::string& tier) {
                norms),
        crossed({"norm_sequence tp=2 sp=on"},
                {"seq=8 batch=3", "microbatches=3 dtype=f32", "microbatches=2 dtype=bf16 grad=f32",
-                "tokens=48 hidden=33", "hidden=1"})});
+                "tokens=48 hidden=33", "hidden=1 norm=rms"})});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed({"norm_sequence tp=5 sp=on tokens=240",
                                         "norm_sequence tp=8 sp=on tokens=240 hidden=130",

@@ -293,7 +293,7 @@ Contract replicated_router() {
 
 // ---- Heads
 
-std::vector<Key> head_keys(const char* dim) {
+std::vector<Key> head_keys() {
   Key kv = extent("kv_heads", "4", 1, "key and value heads");
   Key rep{"kv_replicas", "", "ranks of tp that hold the same key heads: tp = kv x rep"};
   rep.low = 1, rep.high = 64;
@@ -302,7 +302,7 @@ std::vector<Key> head_keys(const char* dim) {
     return std::to_string(g < p && p % g == 0 ? p / g : 1);
   };
   return {extent("heads", "8", 1, "query heads"), kv,
-          extent("head_dim", dim, 1, "values of a head"), rep};
+          extent("head_dim", "6", 1, "values of a head"), rep};
 }
 
 // Key heads as the ranks use them: cut over kv, the same on the ranks of rep.
@@ -395,7 +395,7 @@ Contract replicated_qk_norm() {
   c.family = "replicated";
   c.summary = "RMS norm of query and key heads cut over tp, one weight for all heads each";
   c.keys = token_keys();
-  for (const Key& k : head_keys("6")) c.keys.push_back(k);
+  for (const Key& k : head_keys()) c.keys.push_back(k);
   for (Key k : {sp_key(), reduce_key(), microbatches_key()}) c.keys.push_back(k);
   c.precondition = primitives::refused_qk_norm;
   c.operands = qk_operands;
@@ -580,7 +580,7 @@ Contract replicated_qkv() {
   c.linear = true;
   c.keys = token_keys();
   c.keys.push_back(extent("hidden", "10", 1, "columns of the weights"));
-  for (const Key& k : head_keys("3")) c.keys.push_back(k);
+  for (const Key& k : head_keys()) c.keys.push_back(k);
   Key form{"form", "replica", "replica: key weights copied; gather: one weight, results gathered"};
   form.choices = {"replica", "gather"};
   for (Key k : {form, sp_key(), microbatches_key()}) c.keys.push_back(k);
