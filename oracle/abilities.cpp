@@ -1,24 +1,47 @@
 // What this build and this machine can run, and why not where they cannot.
+#include "oracle/abilities.hpp"
+
 #include "oracle/comm/mpi.hpp"
+#include "oracle/device.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
 
-std::vector<Ability> abilities() {
-  const std::string no_mpi = mpi_missing();
+namespace {
+
+constexpr const char* no_nccl = "no NCCL transport in this build";
+
+std::string first_of(const std::string& a, const std::string& b) { return a.empty() ? b : a; }
+
+std::vector<Ability> abilities(const std::string& no_mpi, const std::string& no_staged) {
   return {{"processes", true, ""},
           {"threads", true, ""},
           {"mpi", no_mpi.empty(), no_mpi},
-          {"staged", false, "no CUDA subject in this build"},
-          {"nccl", false, "no CUDA subject in this build"}};
+          {"staged", no_staged.empty(), no_staged},
+          {"nccl", false, first_of(no_staged, no_nccl)}};
 }
 
+// What a broken driver says is for those who only want to know.
+std::string device_missing_in_words() try {
+  return device_missing();
+} catch (const Infrastructure& e) {
+  return e.what();
+}
+
+}  // namespace
+
+std::vector<Ability> abilities() { return abilities(mpi_missing(), device_missing_in_words()); }
+std::vector<Ability> abilities_unasked() {
+  return abilities(mpi_missing(), device_missing_unasked());
+}
+
+std::vector<std::string> lane_names() { return {"processes", "threads", "mpi", "staged", "nccl"}; }
+
 std::string reason_unavailable(const std::string& transport, const std::string& device) {
-  const std::string name = device == "cuda" && transport != "nccl" ? "staged" : transport;
-  for (const Ability& a : abilities())
-    if (a.name == name) return a.available ? "" : a.reason;
-  return "unknown transport";
+  const std::string carried = transport == "mpi" ? mpi_missing() : "";
+  if (device != "cuda" && transport != "nccl") return carried;
+  return first_of(carried, first_of(device_missing(), transport == "nccl" ? no_nccl : ""));
 }
 
 }  // namespace shardproof

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "oracle/abilities.hpp"
 #include "oracle/check.hpp"
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
@@ -134,7 +135,7 @@ std::vector<std::string> all_names(const Registry& registry) {
   for (const auto& c : registry.controls()) names.push_back(c.name);
   for (const auto& c : all_checks()) names.push_back(c.name);
   for (const auto& o : fault_operators()) names.push_back(o.name);
-  for (const auto& a : abilities()) names.push_back(a.name);
+  for (const std::string& lane : lane_names()) names.push_back(lane);
   return names;
 }
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "oracle/check.hpp"
+#include "oracle/device.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -47,6 +48,17 @@ std::string undeclared(const Case& line, const Declared& declared) {
   for (const std::string& words : declared.without)
     if (holds(line, words)) return words;
   return "";
+}
+
+// Tensors on a device are asked of the subject that was made for them, and of nothing else.
+std::string elsewhere(const Case& line, const Registry& registry) {
+  const std::string& subject = line.text("subject");
+  if (!on_device(line)) return subject == device_subject ? "device=host" : "";
+  const std::string& control = line.text("control");
+  const bool twin = !control.empty() && registry.control(line.contract, control).make;
+  const bool ours = subject.empty() || subject == device_subject;
+  return !twin && ours && subject_under_test(line, registry).name == device_subject ? ""
+                                                                                    : "device=cuda";
 }
 
 void check_without(const Subject& s, const Contract& contract) {
@@ -118,6 +130,8 @@ std::vector<std::string> subjects_due(const Options& options, const Registry& re
       options.subjects.empty() && all.size() > registry.ours() ? registry.ours() : 0;
   std::vector<std::string> due;
   for (size_t i = first; i < all.size(); ++i) {
+    // On a device it stands in for ours, line by line.
+    if (all[i].name == device_subject && options.subjects.empty()) continue;
     const std::string said = all[i].name.empty() ? "ours" : all[i].name;
     if (all[i].contract == contract.name &&
         (options.subjects.empty() || contains(options.subjects, said)))
@@ -139,7 +153,8 @@ void check_subjects(const Options& options, const Registry& registry) {
 }
 
 std::string not_due(const Case& line, const Registry& registry) {
-  const std::string what = undeclared(line, declared_of(line, registry));
+  std::string what = elsewhere(line, registry);
+  if (what.empty()) what = undeclared(line, declared_of(line, registry));
   return what.empty() ? "" : fmt::format("{}: {}", called(line), what);
 }
 

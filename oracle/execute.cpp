@@ -8,6 +8,8 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/cuda/placed.hpp"
+#include "oracle/cuda/staged_door.hpp"
 #include "oracle/float_environment.hpp"
 #include "oracle/job.hpp"
 #include "oracle/registry.hpp"
@@ -26,22 +28,22 @@ struct Slot {
 
 // One forward in flight: everything that the subject may still read in its backward.
 struct Flight {
-  std::vector<Buffer> inputs, outputs;
+  std::vector<Placed> inputs, outputs;
   std::vector<std::vector<std::byte>> snapshots;
   std::unique_ptr<Saved> saved;
 };
 
 class RankOfCase final : public Rank {
  public:
-  RankOfCase(const Case& line, const Contract& contract, RankState& state, Door& door)
-      : line_(line), contract_(contract), mesh_(line.mesh()), state_(state), door_(door) {
+  RankOfCase(const Case& line, const Contract& contract, RankState& state, Door& door, const DeviceContext* device)
+      : line_(line), contract_(contract), mesh_(line.mesh()), state_(state), door_(door), device_(device) {
     state_.mesh = &mesh_;
   }
   const Case& line() const override { return line_; }
   int world_rank() const override { return state_.rank; }
   int world_size() const override { return state_.size; }
   const Mesh& mesh() const override { return mesh_; }
-  Stream stream() const override { return nullptr; }
+  Stream stream() const override { return device_ ? device_->stream() : nullptr; }
   Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
   Communicator& along(const std::vector<Axis>& axes) override {
     std::string label;
@@ -56,14 +58,15 @@ class RankOfCase final : public Rank {
   bool accumulates() const override { return accumulating; }
   bool accumulating = false;
   View workspace(DType dtype, std::vector<int64_t> shape) override {
-    workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
+    workspaces_.push_back(std::make_unique<Placed>(Buffer(dtype, std::move(shape)), device_));
+    workspaces_.back()->send();
     return workspaces_.back()->view();
   }
   void require_legal() const override {
     if (!contract_.precondition) return;
     if (auto refused = contract_.precondition(line_)) throw *refused;
   }
-  std::vector<std::unique_ptr<Buffer>>& workspaces() { return workspaces_; }
+  std::vector<std::unique_ptr<Placed>>& workspaces() { return workspaces_; }
 
  private:
   Communicator& communicator(std::vector<int> members, const std::string& label) {
@@ -75,7 +78,7 @@ class RankOfCase final : public Rank {
       g.id = group_id(members);
       g.members = std::move(members);
       g.label = label;
-      c = std::make_unique<Communicator>(std::move(g), door_);
+      c = std::make_unique<Communicator>(std::move(g), door_, stream());
     }
     return *c;
   }
@@ -84,8 +87,9 @@ class RankOfCase final : public Rank {
   Mesh mesh_;
   RankState& state_;
   Door& door_;
+  const DeviceContext* device_;
   std::map<std::string, std::unique_ptr<Communicator>> communicators_;
-  std::vector<std::unique_ptr<Buffer>> workspaces_;
+  std::vector<std::unique_ptr<Placed>> workspaces_;
 };
 
 // What is under test on the line: a named control, a user's subject, or ours; and the fault on it.
@@ -99,7 +103,7 @@ UnderTest under_test(const Case& line, const Registry& registry) {
   UnderTest u;
   u.fault = line.text("fault");
   const std::string& control = line.text("control");
-  const Subject& healthy = registry.subject(line.contract, line.text("subject"));
+  const Subject& healthy = subject_under_test(line, registry);
   u.make = healthy.make;
   u.declared = healthy.declared;
   if (!control.empty()) {
@@ -118,6 +122,7 @@ class Execution {
   Execution(RankHost& host, const Job& job, const Registry& registry)
       : host_(host), job_(job), registry_(registry), line_(parse(job.line, registry)),
         contract_(registry.contract(line_.contract)), test_(under_test(line_, registry)), state_(*host.state),
+        device_(on_device(line_) ? &device_of_rank(host.rank) : nullptr),
         delays_(line_.seed(), state_, *host.door) {
     state_.rank = host.rank;
     state_.size = host.size;
@@ -125,17 +130,20 @@ class Execution {
     state_.trace = host.trace;
     Door* next = &delays_;
     const bool faulted = !test_.fault.empty();
-    if (faulted && !fault_operator(parse_fault(test_.fault).op).call) {
+    const bool call_fault = faulted && fault_operator(parse_fault(test_.fault).op).call;
+    if (faulted && !call_fault) {
       fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
       next = fault_.get();
     }
+    if (device_ && !call_fault) next = stage(*next);
     ledger_ = std::make_unique<LedgerDoor>(state_, *next);
     next = ledger_.get();
-    if (faulted && !fault_) {
+    if (call_fault) {
       fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
       next = fault_.get();
+      if (device_) next = stage(*next);  // operators edit host memory
     }
-    rank_ = std::make_unique<RankOfCase>(line_, contract_, state_, *next);
+    rank_ = std::make_unique<RankOfCase>(line_, contract_, state_, *next, device_);
   }
 
   RankRecord run() {
@@ -163,6 +171,11 @@ class Execution {
   }
 
  private:
+  Door* stage(Door& next) {
+    staged_ = std::make_unique<StagedDoor>(*device_, next);
+    return staged_.get();
+  }
+
   // What the program was linked with has changed the floating point of the whole process before its
   // main began: laid to the user's subject, which is what was added to the program.
   void note_start(ShotRecord& record) const {
@@ -241,6 +254,7 @@ class Execution {
     } catch (...) {
       stop(record, ShotRecord::threw, "something that is no std::exception");
     }
+    settle(record);
     const FloatEnvironment after = FloatEnvironment::now();
     if (std::string difference = after.difference(before); !difference.empty()) {
       record.memory.push_back({"environment", "", 1, -1, difference});
@@ -250,6 +264,16 @@ class Execution {
     record.active = fault_ && fault_->active();
     flights_.clear();
     enter(Phase::harness);
+  }
+
+  // A case that stopped half-way still has work on the stream, which must not outlive its buffers.
+  void settle(ShotRecord& record) {
+    if (!device_ || record.status == ShotRecord::ok) return;
+    try {
+      device_->synchronise(device_->stream());
+    } catch (const DeviceError& e) {
+      record.text += std::string("; ") + e.what();
+    }
   }
 
   // The trace says at once where the rank is, not only from its next call on.
@@ -275,12 +299,13 @@ class Execution {
     for (size_t i = 0; i < gradients_.size(); ++i) {
       const Slot& s = gradients_[i];
       if (s.operand.role != Operand::parameter || !s.operand.gradient) continue;
-      sums_[i] = Buffer(s.dtype, s.local, strides());
-      fill_from(sums_[i].view(), std::vector<double>(s.indices.size(), 0.0));
+      sums_[i] = unsent(s);
+      fill_from(sums_[i].host().view(), std::vector<double>(s.indices.size(), 0.0));
+      sums_[i].send();
     }
     for (const auto& [feed, step] : last_uses(shot.program)) last_step_ = std::max(last_step_, step);
   }
-  bool is_sum(size_t gradient) const { return gradient < sums_.size() && sums_[gradient].view().data; }
+  bool is_sum(size_t gradient) const { return gradient < sums_.size() && sums_[gradient].host().view().data; }
 
   static void stop(ShotRecord& record, ShotRecord::Status status, std::string text) {
     record.status = status;
@@ -303,13 +328,14 @@ class Execution {
     f = Flight{};
     for (size_t i = 0; i < inputs_.size(); ++i)
       f.inputs.push_back(filled(inputs_[i], int(i), shot.feeds[size_t(feed)]));
-    for (const Slot& s : outputs_) f.outputs.emplace_back(s.dtype, s.local, strides());
+    for (const Slot& s : outputs_) f.outputs.push_back(fresh(s));
     if (!initialised_) initialise();
-    for (const Buffer& b : f.inputs) f.snapshots.push_back(b.snapshot());
+    for (const Placed& b : f.inputs) f.snapshots.push_back(b.host().snapshot());
     const auto in = views(f.inputs), out = views(f.outputs);
     enter(Phase::forward);
     f.saved = kernel_->forward(*rank_, in, out);
     enter(Phase::harness);
+    fetch({&f.inputs, &f.outputs});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < outputs_.size(); ++i) check_result(f.outputs[i], outputs_[i].operand.name, record);
     check_workspaces(record);
@@ -322,16 +348,17 @@ class Execution {
   void initialise() {
     initialised_ = true;
     ShotRecord& record = *first_;
-    std::vector<Buffer> made;
+    std::vector<Placed> made;
     std::vector<int> which;
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (inputs_[i].operand.role != Operand::parameter) continue;
-      made.emplace_back(inputs_[i].dtype, inputs_[i].local, strides());
+      made.push_back(fresh(inputs_[i]));
       which.push_back(int(i));
     }
     enter(Phase::init);
     const bool own = kernel_->init(*rank_, views(made));
     enter(Phase::harness);
+    fetch({&made});
     for (size_t k = 0; own && k < made.size(); ++k) {
       check_result(made[k], inputs_[size_t(which[k])].operand.name + " at its initialisation",
                    record);
@@ -346,17 +373,17 @@ class Execution {
       throw std::logic_error("forward returned no saved state, but the subject declares a backward; return a Saved object "
                              "(an empty one will do) or declare backward = false");
     Flight& f = found->second;
-    std::vector<Buffer> cotangents;
+    std::vector<Placed> cotangents;
     std::vector<std::vector<std::byte>> snapshots;
     for (size_t i = 0; i < cotangents_.size(); ++i) {
       cotangents.push_back(filled(cotangents_[i], int(inputs_.size() + i), shot.feeds[size_t(feed)]));
-      snapshots.push_back(cotangents.back().snapshot());
+      snapshots.push_back(cotangents.back().host().snapshot());
     }
-    std::vector<Buffer> gradients(gradients_.size());
+    std::vector<Placed> gradients(gradients_.size());
     std::vector<View> out(gradients_.size());
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!gradients_[i].operand.gradient) continue;
-      if (!is_sum(i)) gradients[i] = Buffer(gradients_[i].dtype, gradients_[i].local, strides());
+      if (!is_sum(i)) gradients[i] = fresh(gradients_[i]);
       out[i] = is_sum(i) ? sums_[i].view() : gradients[i].view();
     }
     const auto in = views(cotangents);
@@ -367,11 +394,12 @@ class Execution {
       kernel_->finish(*rank_, *f.saved, out);
     }
     enter(Phase::harness);
+    fetch({&f.inputs, &cotangents, &gradients, &sums_});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name, record);
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!gradients_[i].operand.gradient) continue;
-      const Buffer& result = is_sum(i) ? sums_[i] : gradients[i];
+      const Placed& result = is_sum(i) ? sums_[i] : gradients[i];
       check_result(result, "gradient of " + gradients_[i].operand.name, record);
       if (!is_sum(i) || step == last_step_) keep(shot, step, int(i), true, result, record);
     }
@@ -383,8 +411,24 @@ class Execution {
     return line_.text("strides") == "transposed" ? Strides::transposed : Strides::contiguous;
   }
 
-  Buffer filled(const Slot& s, int operand, const Feed& feed) const {
-    Buffer b(s.dtype, s.local, strides());
+  Placed unsent(const Slot& s) const { return {Buffer(s.dtype, s.local, strides()), device_}; }
+  Placed fresh(const Slot& s) const {  // poisoned where the subject will write
+    Placed b = unsent(s);
+    b.send();
+    return b;
+  }
+
+  // What the subject left, on the host, to be looked at: behind everything on the rank's stream.
+  void fetch(std::initializer_list<std::vector<Placed>*> lists) {
+    if (!device_) return;
+    for (auto* list : lists)
+      for (Placed& b : *list) b.fetch();
+    for (auto& w : rank_->workspaces()) w->fetch();
+    device_->synchronise(device_->stream());
+  }
+
+  Placed filled(const Slot& s, int operand, const Feed& feed) const {
+    Placed b = unsent(s);
     std::vector<double> values(s.indices.size());
     const std::vector<double>* given = nullptr;
     for (const auto& g : feed.given)
@@ -403,36 +447,37 @@ class Execution {
                       ? draw_index(feed.seed, s.name, s.operand.below, at)
                           : draw(how, s.name, s.dtype, s.whole, at);
     }
-    fill_from(b.view(), values);
+    fill_from(b.host().view(), values);
+    b.send();
     return b;
   }
 
-  static std::vector<View> views(const std::vector<Buffer>& buffers) {
+  static std::vector<View> views(const std::vector<Placed>& buffers) {
     std::vector<View> v;
-    for (const Buffer& b : buffers) v.push_back(b.view());
+    for (const Placed& b : buffers) v.push_back(b.view());
     return v;
   }
 
-  static void check_argument(const Buffer& b, const std::vector<std::byte>& snapshot, const std::string& tensor, ShotRecord& record) {
-    if (auto at = b.changed_since(snapshot))
+  static void check_argument(const Placed& b, const std::vector<std::byte>& snapshot, const std::string& tensor, ShotRecord& record) {
+    if (auto at = b.host().changed_since(snapshot))
       record.memory.push_back({"argument", tensor, 1, *at, "an argument was written to"});
   }
-  static void check_result(const Buffer& b, const std::string& tensor, ShotRecord& record) {
-    if (auto hole = b.unwritten(); hole.count > 0)
+  static void check_result(const Placed& b, const std::string& tensor, ShotRecord& record) {
+    if (auto hole = b.host().unwritten(); hole.count > 0)
       record.memory.push_back({"unwritten", tensor, hole.count, hole.first, "never written"});
-    if (auto t = b.trespass())
+    if (auto t = b.host().trespass())
       record.memory.push_back({"guard", tensor, 1, t->byte, "the guard zone " + t->where + " the tensor was written to"});
   }
   void check_workspaces(ShotRecord& record) {
     for (auto& w : rank_->workspaces())
-      if (auto t = w->trespass())
+      if (auto t = w->host().trespass())
         record.memory.push_back({"workspace", "workspace", 1, t->byte, "the guard zone " + t->where + " a workspace was written to"});
     rank_->workspaces().clear();
   }
 
-  static void keep(const Shot& shot, int step, int operand, bool gradient, const Buffer& b, ShotRecord& record) {
+  static void keep(const Shot& shot, int step, int operand, bool gradient, const Placed& b, ShotRecord& record) {
     if (!shot.keep_results) return;
-    record.results.push_back({step, operand, gradient, b.view().dtype, b.view().shape, b.bytes()});
+    record.results.push_back({step, operand, gradient, b.host().view().dtype, b.host().view().shape, b.host().bytes()});
   }
 
   RankHost& host_;
@@ -442,14 +487,16 @@ class Execution {
   const Contract& contract_;
   UnderTest test_;
   RankState& state_;
+  const DeviceContext* device_;  // null: on the host
   DelayDoor delays_;
   std::unique_ptr<FaultDoor> fault_;
+  std::unique_ptr<StagedDoor> staged_;
   std::unique_ptr<LedgerDoor> ledger_;
   std::unique_ptr<RankOfCase> rank_;
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
   std::map<int, Flight> flights_;
-  std::vector<Buffer> sums_;  // of an accumulating shot; empty where none is kept
+  std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false;
   ShotRecord* first_ = nullptr;

@@ -30,7 +30,7 @@ endforeach()
 install(FILES oracle/include/shardproof/subject.hpp DESTINATION include/shardproof)
 
 install(TARGETS shardproof RUNTIME DESTINATION bin)
-foreach(module shardproof_mpi)
+foreach(module shardproof_mpi shardproof_cuda)
   if(TARGET ${module})
     install(TARGETS ${module} LIBRARY DESTINATION lib/shardproof)
   endif()

@@ -2,6 +2,7 @@
 // table binds types, the reference's maps, the call that is due each way and our kernel.
 #include "suites/mapping.hpp"
 
+#include "oracle/device.hpp"
 #include "primitives/mapping.hpp"
 
 namespace shardproof {
@@ -265,6 +266,7 @@ void family_mapping(Registry& registry) {
   for (const Row& row : table) {
     registry.add(contract(row));
     registry.add(Subject{"", row.name, row.make, {}});
+    registry.add(Subject{device_subject, row.name, [&row] { return make_device_kernel(row.name); }, {}});
   }
 }
 

@@ -11,7 +11,9 @@
 namespace shardproof {
 
 int most_ranks(const std::string& transport) {
-  return transport == "processes" || transport == "threads" || transport == "mpi" ? 64 : 0;
+  const bool known = transport == "processes" || transport == "threads" || transport == "mpi" ||
+                     transport == "nccl";
+  return known ? 64 : 0;
 }
 
 std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
@@ -27,6 +29,7 @@ std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
     throw BadInput(fmt::format("in-process ranks are threads: expected transport=threads, met {}",
                                spec.transport));
   }
+  if (spec.transport == "nccl") throw Infrastructure("transport=nccl: not in this build; take transport=processes or mpi");
   main = with_self_test(std::move(main));
   if (spec.transport == "processes") return start_processes(spec, main);
   if (spec.transport == "threads") return start_threads(spec, main);

@@ -1,0 +1,79 @@
+#include "oracle/cuda/device_context.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+namespace shardproof {
+namespace {
+
+// Launchers say which rank of its machine a process is; forked ranks are all on one.
+int local_rank_of(int rank) {
+  for (const char* name : {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+    const char* text = std::getenv(name);
+    int value = 0;
+    if (text && std::from_chars(text, text + std::strlen(text), value).ec == std::errc{} && value >= 0)
+      return value;
+  }
+  return rank;
+}
+
+}  // namespace
+
+DeviceContext::DeviceContext(const DeviceApi& api, int local_rank) : api_(api) {
+  int devices = 0;
+  check(api_.count(&devices), "counting devices");
+  if (devices < 1) throw DeviceError(no_device, "expected a device, met none");
+  check(api_.use(local_rank % devices), "choosing a device");
+  check(api_.create_stream(&stream_), "creating a stream");
+}
+DeviceContext::~DeviceContext() { api_.destroy_stream(stream_); }
+
+void DeviceContext::check(int code, const char* call) const {
+  if (code != 0)
+    throw DeviceError(code, fmt::format("device, {}: expected success, met {}: {}", call, code, api_.text(code)));
+}
+
+void DeviceContext::synchronise(Stream s) const { check(api_.synchronise(s), "synchronising a stream"); }
+
+std::byte* DeviceContext::allocate(size_t bytes) const {
+  void* memory = nullptr;
+  check(api_.allocate(&memory, bytes), "allocating memory");
+  return static_cast<std::byte*>(memory);
+}
+void DeviceContext::release(std::byte* memory) const noexcept { api_.release(memory); }
+
+std::byte* DeviceContext::allocate_pinned(size_t bytes) const {
+  void* memory = nullptr;
+  check(api_.allocate_pinned(&memory, bytes), "allocating pinned memory");
+  return static_cast<std::byte*>(memory);
+}
+void DeviceContext::release_pinned(std::byte* memory) const noexcept { api_.release_pinned(memory); }
+
+void DeviceContext::copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream s) const {
+  if (bytes > 0) check(api_.copy_in(device, host, bytes, s), "copying to the device");
+}
+void DeviceContext::copy_out(std::byte* host, const std::byte* device, size_t bytes, Stream s) const {
+  if (bytes > 0) check(api_.copy_out(host, device, bytes, s), "copying from the device");
+}
+
+Event DeviceContext::create_event() const {
+  Event e = nullptr;
+  check(api_.create_event(&e), "creating an event");
+  return e;
+}
+void DeviceContext::destroy(Event e) const noexcept { api_.destroy_event(e); }
+void DeviceContext::record(Event e, Stream s) const { check(api_.record(e, s), "recording an event"); }
+void DeviceContext::await(Event e) const { check(api_.await(e), "waiting for an event"); }
+
+DeviceContext& device_of_rank(int rank) try {
+  thread_local std::unique_ptr<DeviceContext> own;
+  if (!own) own = std::make_unique<DeviceContext>(device_module().api, local_rank_of(rank));
+  return *own;
+} catch (const DeviceError& e) {
+  throw Infrastructure(fmt::format("rank {} has no device: {}", rank, e.what()));
+}
+
+}  // namespace shardproof

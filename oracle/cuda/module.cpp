@@ -1,0 +1,104 @@
+// shardproof_cuda.so: the table of device.hpp over the CUDA runtime, and our kernels on it. The one
+// object file of the project that calls CUDA from the host, beside the kernels themselves; cuBLAS
+// and NCCL are linked here and nowhere else.
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <cstring>
+#include <string>
+
+#include "primitives/cuda/device_kernels.hpp"
+
+namespace shardproof {
+namespace {
+
+static_assert(no_driver == cudaErrorInsufficientDriver && no_device == cudaErrorNoDevice);
+static_assert(sizeof(Stream) == sizeof(cudaStream_t) && sizeof(Event) == sizeof(cudaEvent_t));
+
+cudaStream_t stream_of(Stream s) { return static_cast<cudaStream_t>(s); }
+cudaEvent_t event_of(Event e) { return static_cast<cudaEvent_t>(e); }
+
+// A failed call leaves its code behind, which the next look at the last error would report again.
+int noted(cudaError_t code) {
+  if (code != cudaSuccess) cudaGetLastError();
+  return code;
+}
+
+constexpr DeviceApi cuda_runtime = {
+    .count = [](int* devices) { return noted(cudaGetDeviceCount(devices)); },
+    .use = [](int device) { return noted(cudaSetDevice(device)); },
+    .allocate = [](void** memory, size_t bytes) { return noted(cudaMalloc(memory, bytes)); },
+    .release = [](void* memory) { return noted(cudaFree(memory)); },
+    .allocate_pinned = [](void** memory, size_t bytes) { return noted(cudaMallocHost(memory, bytes)); },
+    .release_pinned = [](void* memory) { return noted(cudaFreeHost(memory)); },
+    .copy_in =
+        [](void* to, const void* from, size_t bytes, Stream s) {
+          return noted(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_of(s)));
+        },
+    .copy_out =
+        [](void* to, const void* from, size_t bytes, Stream s) {
+          return noted(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_of(s)));
+        },
+    .copy_within =
+        [](void* to, const void* from, size_t bytes, Stream s) {
+          return noted(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(s)));
+        },
+    .fill =
+        [](void* memory, int byte, size_t bytes, Stream s) {
+          return noted(cudaMemsetAsync(memory, byte, bytes, stream_of(s)));
+        },
+    // Not ordered with the default stream: what a kernel puts there by mistake is seen to be unordered.
+    .create_stream =
+        [](Stream* s) {
+          return noted(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(s), cudaStreamNonBlocking));
+        },
+    .destroy_stream = [](Stream s) { return noted(cudaStreamDestroy(stream_of(s))); },
+    .synchronise = [](Stream s) { return noted(cudaStreamSynchronize(stream_of(s))); },
+    .create_event =
+        [](Event* e) {
+          return noted(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(e), cudaEventDisableTiming));
+        },
+    .destroy_event = [](Event e) { return noted(cudaEventDestroy(event_of(e))); },
+    .record = [](Event e, Stream s) { return noted(cudaEventRecord(event_of(e), stream_of(s))); },
+    .await = [](Event e) { return noted(cudaEventSynchronize(event_of(e))); },
+    .text = [](int code) { return cudaGetErrorString(cudaError_t(code)); },
+};
+
+constexpr NcclApi nccl = {
+    .version = [](int* v) { return int(ncclGetVersion(v)); },
+    .unique_id =
+        [](void* bytes, size_t capacity) {
+          if (capacity < sizeof(ncclUniqueId)) return int(ncclInvalidArgument);
+          ncclUniqueId id;
+          const ncclResult_t code = ncclGetUniqueId(&id);
+          if (code == ncclSuccess) std::memcpy(bytes, &id, sizeof id);
+          return int(code);
+        },
+    .text = [](int code) { return ncclGetErrorString(ncclResult_t(code)); },
+};
+
+// 13000 -> "13.0"; cuBLAS and NCCL count alike with another hundred.
+std::string dotted(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
+
+std::string description() {
+  int runtime = 0, nccl_version = 0, cublas_major = 0, cublas_minor = 0;
+  cudaRuntimeGetVersion(&runtime);
+  ncclGetVersion(&nccl_version);
+  cublasGetProperty(MAJOR_VERSION, &cublas_major);
+  cublasGetProperty(MINOR_VERSION, &cublas_minor);
+  return "CUDA runtime " + dotted(runtime / 1000, runtime % 1000 / 10) + ", cuBLAS " +
+         dotted(cublas_major, cublas_minor) + ", NCCL " +
+         dotted(nccl_version / 10000, nccl_version % 10000 / 100);
+}
+
+}  // namespace
+}  // namespace shardproof
+
+extern "C" const shardproof::DeviceModule* shardproof_device_module() {
+  using namespace shardproof;
+  static const std::string text = description();
+  static const DeviceModule module{DeviceModule::current, text.c_str(), cuda_runtime, nccl,
+                                   cuda::device_kernels};
+  return &module;
+}

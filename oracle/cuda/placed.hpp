@@ -1,0 +1,34 @@
+// A buffer of the judge where the line's tensors live. On the host it is the buffer itself. On a
+// device it is an allocation that mirrors the buffer's whole storage, guards and gaps included:
+// `send` makes the device hold what the host holds, `fetch` brings it back, and whatever is asked of
+// a buffer (unwritten elements, guards, changed arguments) is asked of what lay on the device.
+#pragma once
+#include "oracle/cuda/device_context.hpp"
+
+namespace shardproof {
+
+class Placed {
+ public:
+  Placed() = default;
+  // null: on the host. The device outlives the buffer, and holds nothing of it before send.
+  Placed(Buffer, const DeviceContext*);
+  ~Placed();
+  Placed(Placed&&) noexcept;
+  Placed& operator=(Placed&&) noexcept;
+
+  Buffer& host() { return host_; }
+  const Buffer& host() const { return host_; }
+  View view() const;  // for the subject
+  // Enqueued on the rank's stream. After fetch the stream must be synchronised before host() is read.
+  void send() const;
+  void fetch();
+
+ private:
+  std::byte* storage() const { return host_.view().data - Buffer::guard_bytes; }
+  Buffer host_;
+  const DeviceContext* device_ = nullptr;
+  std::byte* mirror_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace shardproof

@@ -1,0 +1,53 @@
+# The module of devices: shardproof_cuda.so, loaded by ranks that were asked for device=cuda. The
+# only target that sees CUDA, cuBLAS and NCCL. CUDA is optional: cuda_summary says what became of it.
+set(cuda_summary "no (SHARDPROOF_CUDA=OFF)")
+
+# Architectures that the toolkit still compiles for: 70 left it with CUDA 13.
+function(shardproof_cuda_architectures result)
+  set(${result} 80-real 90-real 90-virtual PARENT_SCOPE)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
+    set(${result} 70-real 80-real 90-real 90-virtual PARENT_SCOPE)
+  endif()
+endfunction()
+
+macro(shardproof_cuda_absent reason)
+  set(cuda_summary "no (${reason})")
+  if(SHARDPROOF_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "SHARDPROOF_CUDA=ON but ${reason}: install the CUDA Toolkit with cuBLAS and NCCL, "
+                        "or set CMAKE_CUDA_COMPILER and CMAKE_PREFIX_PATH")
+  endif()
+endmacro()
+
+if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
+    set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+  endif()
+  check_language(CUDA)
+  find_package(CUDAToolkit QUIET)
+  find_path(NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(NOT CMAKE_CUDA_COMPILER)
+    shardproof_cuda_absent("no nvcc was found")
+  elseif(NOT CUDAToolkit_FOUND OR CUDAToolkit_VERSION VERSION_LESS 12.4)
+    shardproof_cuda_absent("no CUDA Toolkit of 12.4 or later was found")
+  elseif(NOT TARGET CUDA::cublas)
+    shardproof_cuda_absent("no cuBLAS was found")
+  elseif(NOT NCCL_INCLUDE OR NOT NCCL_LIBRARY)
+    shardproof_cuda_absent("no NCCL was found")
+  else()
+    enable_language(CUDA)
+    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp primitives/cuda/mapping_cuda.cpp
+                primitives/cuda/mapping_cuda.cu)
+    shardproof_cuda_architectures(architectures)
+    set_target_properties(shardproof_cuda PROPERTIES PREFIX "" CUDA_ARCHITECTURES "${architectures}"
+      CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Shared
+      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+    target_include_directories(shardproof_cuda SYSTEM PRIVATE ${NCCL_INCLUDE})
+    # Linked whether or not anything calls them yet: what a rank loads is what later kernels use.
+    target_link_libraries(shardproof_cuda PRIVATE shardproof_primitives CUDA::cudart CUDA::cublas
+                          ${NCCL_LIBRARY})
+    set(cuda_summary "yes (${CMAKE_CUDA_COMPILER_VERSION}, architectures ${architectures})")
+  endif()
+endif()
+message(STATUS "CUDA module: ${cuda_summary}")
