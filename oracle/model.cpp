@@ -224,6 +224,7 @@ Model model_from(const JsonValue& file, const std::string& source) {
   m.layers = in.integer(layers_names).value_or(0);
   m.positions = in.integer(positions_names).value_or(0);
   read_activation(in, m);
+  m.norm = in.given("rms_norm_eps") ? "rms" : "layer";
   read_biases(in, m);
   read_notes(in, m);
   check_ratios(in, m);
@@ -282,6 +283,16 @@ int64_t small_tokens(const SmallModel& s) {
   return k * ranks;
 }
 
+// Heads that nothing can take away leave a model large: no published one is near this.
+void check_small(const Model& m, const SmallModel& s) {
+  constexpr int64_t most = 1 << 22;
+  if (s.hidden * s.ffn > most)
+    throw BadInput(
+        fmt::format("{}: expected heads, kv_heads, hidden and ffn whose ratios fit into "
+                    "a small model, met hidden {} and ffn {} at the least",
+                    m.source, s.hidden, s.ffn));
+}
+
 }  // namespace
 
 SmallModel scaled_down(const Model& m, const ParallelLayout& layout) {
@@ -295,10 +306,11 @@ SmallModel scaled_down(const Model& m, const ParallelLayout& layout) {
   const int64_t width = s.heads * s.head_dim, model_width = m.heads * m.head_dim;
   s.hidden = std::max<int64_t>(2, m.hidden * width / model_width);
   s.ffn = nearest_multiple(s.hidden * m.ffn / m.hidden, tp);
+  check_small(m, s);
   // One multiple of 4 tp in place of 128 tp, and not the vocabulary's hundreds of times hidden.
   s.vocab = next_multiple(std::min(m.vocab * s.hidden / m.hidden, 6 * s.hidden) + 1, 4 * tp);
   s.tokens = small_tokens(s);
-  s.activation = m.activation;
+  s.activation = m.activation, s.norm = m.norm;
   s.qkv_bias = m.qkv_bias, s.out_bias = m.out_bias, s.mlp_bias = m.mlp_bias;
   return s;
 }
@@ -310,34 +322,57 @@ namespace {
 const char* switched(bool on) { return on ? "on" : "off"; }
 
 // A layer of the model as words of a line of a contract. A contract joins by a row here; one that
-// the registry does not have is left out.
+// the registry does not have is left out, and one whose words are empty is not due for the layout.
 struct Part {
   const char *contract, *name;
   std::function<std::string(const SmallModel&)> words;
+  bool sp = true;  // takes sequence parallelism
 };
 
 std::string qkv(const SmallModel& s) {
   const std::string weight =
       s.whole_kv ? fmt::format("out={}", s.heads * s.head_dim)
                  : fmt::format("heads={} kv_heads={} head_dim={}", s.heads, s.kv_heads, s.head_dim);
-  return fmt::format("{} in={} bias={}", weight, s.hidden, switched(s.qkv_bias));
+  return fmt::format("tokens={} {} in={} bias={}", s.tokens, weight, s.hidden,
+                     switched(s.qkv_bias));
+}
+
+// Causal, in 2 cp chunks of two tokens, so that ranks share the work evenly.
+std::string attention(const SmallModel& s) {
+  if (s.layout.cp == 1 || s.whole_kv) return "";
+  return fmt::format("seq={} batch={} heads={} kv_heads={} head_dim={} mask=causal layout=zigzag",
+                     4 * s.layout.cp, 2 * s.layout.dp, s.heads, s.kv_heads, s.head_dim);
+}
+
+// Heads are exchanged for tokens: key heads of a tp rank are cut by cp as well.
+std::string attention_by_heads(const SmallModel& s) {
+  return s.kv_heads / s.layout.tp % s.layout.cp == 0 ? attention(s) : "";
 }
 
 const std::vector<Part>& parts() {
   static const std::vector<Part> all{
+      {"norm_sequence", "norm",
+       [](const SmallModel& s) {
+         return fmt::format("tokens={} hidden={} norm={}", s.tokens, s.hidden, s.norm);
+       }},
       {"linear_column", "query, key, value", qkv},
+      {"attention_ring", "attention, ring", attention, false},
+      {"attention_allgather", "attention, gather", attention, false},
+      {"attention_alltoall", "attention, heads", attention_by_heads, false},
       {"linear_row", "attention output",
        [](const SmallModel& s) {
-         return fmt::format("in={} out={} bias={}", s.heads * s.head_dim, s.hidden,
-                            switched(s.out_bias));
+         return fmt::format("tokens={} in={} out={} bias={}", s.tokens, s.heads * s.head_dim,
+                            s.hidden, switched(s.out_bias));
        }},
       {"mlp", "MLP",
        [](const SmallModel& s) {
-         return fmt::format("hidden={} ffn={} activation={} bias={}", s.hidden, s.ffn, s.activation,
-                            switched(s.mlp_bias));
+         return fmt::format("tokens={} hidden={} ffn={} activation={} bias={}", s.tokens, s.hidden,
+                            s.ffn, s.activation, switched(s.mlp_bias));
        }},
       {"linear_column", "output layer",
-       [](const SmallModel& s) { return fmt::format("in={} out={} bias=off", s.hidden, s.vocab); }},
+       [](const SmallModel& s) {
+         return fmt::format("tokens={} in={} out={} bias=off", s.tokens, s.hidden, s.vocab);
+       }},
   };
   return all;
 }
@@ -349,10 +384,12 @@ std::string mesh_words(const ParallelLayout& l) {
   return words;
 }
 
-// Integers first, then rounding in a half type; with sequence parallelism where there is a tp axis.
-std::vector<std::string> variants(const SmallModel& s) {
-  if (s.layout.tp == 1) return {"", " dtype=bf16 fill=normal"};
-  return {"", " sp=on", " dtype=bf16 fill=normal", " sp=on dtype=bf16 fill=normal"};
+// The default numbers (integers where the contract is linear), then rounding in a half type; with
+// sequence parallelism where there is a tp axis.
+std::vector<std::string> variants(const Part& part, const SmallModel& s) {
+  const std::string rounded = " dtype=bf16 fill=normal";
+  if (!part.sp || s.layout.tp == 1) return {"", rounded};
+  return {"", " sp=on", rounded, " sp=on" + rounded};
 }
 
 bool has_contract(const Registry& registry, const std::string& name) {
@@ -365,11 +402,11 @@ bool has_contract(const Registry& registry, const std::string& name) {
 std::vector<ModelLine> lines_of(const SmallModel& s, const Registry& registry) {
   std::vector<ModelLine> lines;
   for (const Part& part : parts()) {
-    if (!has_contract(registry, part.contract)) continue;
-    for (const std::string& variant : variants(s)) {
-      const Case line = parse(fmt::format("{}{} tokens={} {}{}", part.contract,
-                                          mesh_words(s.layout), s.tokens, part.words(s), variant),
-                              registry);
+    const std::string words = part.words(s);
+    if (words.empty() || !has_contract(registry, part.contract)) continue;
+    for (const std::string& variant : variants(part, s)) {
+      const Case line =
+          parse(part.contract + mesh_words(s.layout) + " " + words + variant, registry);
       check_world(line);
       check_legal(line, registry);
       lines.push_back({part.name, print(line)});
@@ -428,7 +465,7 @@ std::string layout_text(const Model& m, const SmallModel& s, const std::vector<M
                               s.hidden, s.heads, s.head_dim, s.kv_heads, s.ffn, s.vocab, s.tokens));
   if (s.whole_kv)
     text +=
-        telling::row("note", "ranks share key heads: only the query weight is cut by this line");
+        telling::row("note", "ranks share key heads: of query, key, value only the query is cut");
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0 && lines[i].part == lines[i - 1].part) continue;
     const auto same = std::count_if(lines.begin(), lines.end(),

@@ -18,6 +18,7 @@ struct Model {
   int64_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   int64_t layers = 0, positions = 0;  // 0: the file does not say
   std::string activation;             // as the key of the same name: gelu gelu_tanh silu swiglu
+  std::string norm;                   // layer, rms
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
   std::vector<std::string> notes;  // where something stands for what no contract takes
 };
@@ -44,7 +45,7 @@ int64_t padded_vocab(int64_t vocab, int tp);
 struct SmallModel {
   ParallelLayout layout;
   int64_t hidden, heads, kv_heads, head_dim, ffn, vocab, tokens;
-  std::string activation;
+  std::string activation, norm;
   bool qkv_bias, out_bias, mlp_bias;
   bool whole_kv;  // fewer key heads than ranks: each rank holds the key heads that it uses
 };
@@ -54,7 +55,8 @@ struct ModelLine {
   std::string part;  // "query, key and value weight"
   std::string line;
 };
-// Lines for every contract of the table of parts that the registry has; all are legal.
+// Lines for every contract of the table of parts that the registry has and that the layout is about
+// (attention over cp needs a cp axis); all are legal.
 std::vector<ModelLine> lines_of(const SmallModel&, const Registry&);
 
 // What `gate --model` does: the registry narrowed to the model's contracts, with these lines in

@@ -351,9 +351,11 @@ CaseResult first_judgement(LineJudge& judge, const Case& line, const Options& op
                              fmt::join(options.checks, ", ")));
 }
 
-// Ranks that hang cost a deadline each time: a tenth of it for candidates, and few of them.
+// Ranks that hang cost a deadline each time: a tenth of it for candidates (a second where nothing
+// slows the ranks down), and few of them.
 Options hurried(Options options) {
-  options.deadline_scale *= 0.1;
+  options.deadline_scale =
+      std::min(options.deadline_scale, std::max(0.1, options.deadline_scale / 10));
   return options;
 }
 constexpr int most_hung = 40;

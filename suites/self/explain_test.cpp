@@ -1,0 +1,58 @@
+// explain on the linears: bytes of groups on nodes and local multiplies, by hand.
+#include <gtest/gtest.h>
+
+#include "oracle/command.hpp"
+
+namespace shardproof {
+namespace {
+
+// Without runs of blanks: columns may move.
+std::string explained(const std::string& line, int nodes = 0) {
+  const Registry r = all_families();
+  std::string squeezed;
+  for (char c : explain_text(parse(line, r), nodes, r))
+    if (c != ' ' || squeezed.empty() || squeezed.back() != ' ') squeezed += c;
+  return squeezed;
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// 12 ranks, 6 a node: of the tp groups {0-3} {4-7} {8-11} the middle one crosses. Each all-reduces
+// [4,7] in f64: 224 B, by a ring 2 (p - 1) times that, 1344 B = 1.3125 KiB.
+TEST(Explain, BytesOfGroupsThatCrossNodes) {
+  const std::string text = explained("linear_row tp=4 dp=3 tokens=12", 2);
+  for (const char* part :
+       {"groups tp {0-3} {4-7} {8-11} crosses nodes: {4-7}",
+        "within a node each of {0-3} {8-11}: forward 1 call 1.3125 KiB, backward 0 calls 0 B",
+        "crosses nodes each of {4-7}: forward 1 call 1.3125 KiB, backward 0 calls 0 B"})
+    EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
+  EXPECT_FALSE(holds(explained("linear_row tp=4 dp=3 tokens=12"), "nodes"));
+  EXPECT_TRUE(holds(explained("linear_row dp=2", 2), "nodes no call is due"));
+}
+
+// Under sp a column gathers X [24,7] in both directions and scatters dX: 3 calls of (p - 1) 1344 B
+// in a group of 4 = 3.9375 KiB, one of them forward.
+TEST(Explain, BytesOfSequenceParallelCalls) {
+  const std::string text = explained("linear_column tp=4 sp=on", 4);
+  EXPECT_TRUE(holds(text,
+                    "tp crosses nodes each of {0-3}: forward 1 call 3.9375 KiB, backward 2 "
+                    "calls 7.875 KiB"))
+      << text;
+}
+
+TEST(Explain, LocalMultipliesAndSmallOnes) {
+  // 1024 / 8 rows of W on a rank.
+  const std::string wide = explained("linear_column tp=8 tokens=256 in=512 out=1024");
+  EXPECT_TRUE(holds(wide, "Y = X W^T M=256 N=128 K=512")) << wide;
+  EXPECT_TRUE(holds(wide, "dX = dY W M=256 N=512 K=128")) << wide;
+  EXPECT_FALSE(holds(wide, "\nsmall")) << wide;
+  // 128 / 8 = 16: N of Y and K of dX are small on each of 8 ranks, dW [16,512] over 256 tokens not.
+  const std::string thin = explained("linear_column tp=8 tokens=256 in=512 out=128");
+  EXPECT_TRUE(holds(thin, "N or K is under 64 in 16 of 24 local multiplies")) << thin;
+  EXPECT_TRUE(holds(thin, "N=16 K=512")) << thin;
+}
+
+}  // namespace
+}  // namespace shardproof
