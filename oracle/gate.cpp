@@ -465,7 +465,7 @@ class Gate {
     report_.required = options_.require;
     report_.versions = versions();
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
-    report_.self = run_self(options_, registry_, due, runner_.worlds());
+    if (options_.self) report_.self = run_self(options_, registry_, due, runner_.worlds());
     const auto parts = parts_of(due, options_.jobs);
     if (parts.size() > 1)
       judge_in_parts(parts);
@@ -829,6 +829,7 @@ Report run_line(const Case& line, const Options& options, const Registry& regist
     throw BadInput(fmt::format("--check: none of {} is due on {}; `shardproof explain` shows which are", fmt::join(options.checks, " "), print(line)));
   Options plain = options;
   plain.controls = false;
+  plain.self = false;
   return Gate(plain, registry, progress).run({d});
 }
 
