@@ -172,8 +172,8 @@ class Planner {
       for (const Regression& r : registry_.regressions()) add_regression(parse(r.line, registry_));
     }
     if (due_.empty())
-      throw BadInput(not_due_.empty() ? "the selection is empty: no case matches the patterns and options together; `shardproof gate --dry-run` "
-                                        "with fewer of them shows what there is"
+      throw BadInput(not_due_.empty() ? "the selection is empty: no case matches the patterns and options together; `gate --dry-run` with fewer "
+                                        "of them shows what there is" + hint_at_ours()
                                       : fmt::format("the selection is empty: what matches is not due, since its subject declares that it does "
                                                     "not do it ({} lines, the first: {})",
                                                     not_due_.size(), not_due_[0]));
@@ -182,6 +182,11 @@ class Planner {
   }
 
  private:
+  std::string hint_at_ours() const {
+    const bool users_alone = options_.subjects.empty() && registry_.ours() > 0 && registry_.subjects().size() > registry_.ours();
+    return users_alone ? "; subjects that came with the package are judged with --subject ours" : "";
+  }
+
   // By family, transport, kind and world size. Keys are computed once: a mesh is dear to build.
   std::vector<Due> sorted() {
     const auto families = registry_.families();
