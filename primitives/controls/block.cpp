@@ -1,0 +1,117 @@
+// Broken twins of the block: what its replicated parameters owe, and its dropout. In `drift` they
+// break a training run at the step that control=NAME@STEP gives.
+#include "oracle/registry.hpp"
+#include "primitives/block.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace primitives;
+
+void alone(Parallel& p, const Parts& parts) {
+  coalesced_all_reduce(p, parts, std::vector<Axis>{});
+}
+
+// Sums over the own tokens are taken for the whole.
+struct GradientLocal final : Block {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>&) override {
+    alone(p, parts);
+  }
+};
+
+struct GradientAveraged final : Block {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    coalesced_all_reduce(p, parts, axes, Reduce::avg);
+  }
+};
+
+// The second norm was added later and never to the list.
+struct LastLeftOut final : Block {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    coalesced_all_reduce(p, Parts(parts.begin(), parts.end() - 1), axes);
+    alone(p, {parts.back()});
+  }
+};
+
+struct FirstSummedTwice final : Block {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    coalesced_all_reduce(p, parts, axes);
+    const View once = partial_like(p, parts[0].result);
+    convert(parts[0].result, once);
+    coalesced_all_reduce(p, Parts{{once, parts[0].result}}, axes);
+  }
+};
+
+struct SummedOverDp final : Block {
+  std::vector<Axis> summed_over(const Case&) const override { return {Axis::dp}; }
+};
+
+// Without sp every rank has seen all tokens.
+struct WholeGradientSummed final : Block {
+  std::vector<Axis> summed_over(const Case&) const override { return {Axis::tp}; }
+};
+
+// The sum is made once the gradient has been handed over: what the step sees is the rank's own part.
+struct ReducedAfterHandOver final : Block {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    Parts late;
+    for (const Part& part : parts) late.push_back({part.partial, partial_like(p, part.result)});
+    alone(p, parts);
+    coalesced_all_reduce(p, late, axes);
+  }
+};
+
+// Masks by the element's place on the rank: the same pattern on every rank's tokens.
+struct DropoutByLocalIndex final : Block {
+  uint64_t first_index(Parallel&, int64_t) const override { return 0; }
+};
+
+template <class Kernel_>
+std::unique_ptr<Kernel> twin() {
+  return std::make_unique<Kernel_>();
+}
+
+struct Row {
+  const char* name;
+  std::unique_ptr<Kernel> (*make)();
+  const char *check, *silent, *imitates, *words, *makes_visible;
+};
+
+const Row rows[] = {
+    {"norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
+     "NVIDIA/Megatron-LM 20b7a54, deepspeedai/Megatron-DeepSpeed 448", "tp=2 sp=on", "sp=on"},
+    {"norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
+     "EleutherAI/gpt-neox 1259", "tp=2 sp=on", "sp=on; ratio 1/p"},
+    {"norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
+     "a list of parameters kept by hand", "tp=2 sp=on", "sp=on"},
+    {"norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
+     "a parameter on two lists of the finalisation", "tp=2 sp=on", "sp=on; ratio p"},
+    {"norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient,ledger", "forward",
+     "a replicated parameter reduced over the data-parallel axis alone", "tp=2 dp=2 sp=on",
+     "two axes, sp=on"},
+    {"redundant_gradient_summed", twin<WholeGradientSummed>, "gradient,ledger", "forward,replica",
+     "NVIDIA/Megatron-LM 2632", "tp=2", "sp=off; ratio p"},
+    {"gradient_reduced_after_hand_over", twin<ReducedAfterHandOver>, "replica,gradient",
+     "forward,ledger", "a hook that reduces after the optimizer's has run", "tp=2 sp=on", "sp=on"},
+    {"dropout_by_local_index", twin<DropoutByLocalIndex>, "forward,gradient", "ledger",
+     "a mask that follows the layout", "tp=2 sp=on", "sp=on, dropout above 0"},
+};
+
+}  // namespace
+
+void controls_block(Registry& registry) {
+  for (const Row& row : rows) {
+    Control c;
+    c.contract = "block";
+    c.name = row.name;
+    c.make = row.make;
+    c.check = row.check;
+    c.silent = row.silent;
+    c.imitates = row.imitates;
+    c.witness = std::string("block ") + row.words;
+    c.makes_visible = row.makes_visible;
+    registry.add(std::move(c));
+  }
+}
+
+}  // namespace shardproof
