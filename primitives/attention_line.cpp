@@ -178,8 +178,9 @@ Refusal rows(const Case& line) {
   const std::string by = zig ? "2*cp" : "cp";
   return first_refusal(
       undivided(seq > 0 ? "seq" : "tokens", c.rows, divisor, by),
-      when(line.has("kv_tokens") && line.at("kv_tokens") % (seq > 0 ? batch : 1) != 0,
-           "kv_tokens divisible by batch", said(line, "kv_tokens"), "choose a multiple of batch"),
+      when(at_or(line, "kv_tokens", 0) % (seq > 0 ? batch : 1) != 0, "kv_tokens divisible by batch",
+           "kv_tokens=" + std::to_string(at_or(line, "kv_tokens", 0)),
+           "choose a multiple of batch"),
       undivided("kv_tokens of a sequence", c.key_rows, divisor, by));
 }
 

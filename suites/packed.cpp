@@ -1,13 +1,16 @@
-// What depends on where documents begin: rotary positions, and the loss of next-token prediction.
+// What depends on where documents begin: rotary positions, the loss of next-token prediction, and
+// the exchange of rows between a loader's blocks and a balanced layout.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
 
+#include "fixtures/fills.hpp"
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/rotary_context.hpp"
+#include "primitives/zigzag_exchange.hpp"
 #include "reference/loss.hpp"
 #include "reference/rotary.hpp"
 #include "suites/attention.hpp"
@@ -224,7 +227,7 @@ std::vector<Key> loss_keys() {
 std::vector<std::string> loss_cases(const std::string& tier) {
   const auto smoke = crossed({"loss_packed"},
                              {"cp=2 layout=zigzag docs=7,1,8", "cp=4 layout=zigzag docs=7,1,8",
-                              "cp=2 dp=2 seq=8 batch=6 normalise=groups", "cp=2 dp=2 seq=8 batch=6",
+                              "cp=2 dp=2 seq=8 batch=4 normalise=groups", "cp=2 dp=2 seq=8 batch=4",
                               "cp=4 dtype=bf16", "cp=2 layout=zigzag dtype=f32"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"loss_packed", "loss_packed cp=2", "loss_packed cp=3",
@@ -264,7 +267,78 @@ Contract loss_packed() {
   c.witnesses = {"loss_packed cp=2 layout=zigzag docs=7,1,8",
                  "loss_packed cp=3 layout=zigzag docs=7,1,8",
                  "loss_packed cp=4 layout=zigzag docs=7,1,8",
-                 "loss_packed cp=2 dp=2 seq=8 batch=6 normalise=groups"};
+                 "loss_packed cp=2 dp=2 seq=8 batch=4 normalise=groups"};
+  return c;
+}
+
+// ---- Exchange of rows: moved, not computed
+
+std::vector<Operand> exchange_operands(const Case& c) {
+  const auto shape = token_shape(c, false, {c.at("features")});
+  Layout blocks = tokens_on(c, I());
+  for (auto& [axis, placement] : blocks)
+    if (axis == Axis::cp) placement = S(0);
+  return {{"x", Operand::input, shape, blocks}, {"y", Operand::output, shape, tokens_on(c, I())}};
+}
+
+std::vector<Key> exchange_keys() {
+  std::vector<Key> keys = token_keys("48");
+  for (Key& k : keys)
+    if (k.name == "layout") k.fallback = "zigzag";
+  keys.push_back(extent("features", "5", 1, "columns of x and y"));
+  return keys;
+}
+
+std::vector<std::string> exchange_cases(const std::string& tier) {
+  const auto smoke = crossed({"zigzag_exchange"},
+                             {"cp=2", "cp=4", "cp=2 docs=7,1,8", "cp=4 docs=7,1,8 dtype=bf16",
+                              "cp=4 layout=zigzag_row docs=7,1,8", "cp=2 dp=2 seq=8 batch=4"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"zigzag_exchange", "zigzag_exchange cp=2",
+                                       "zigzag_exchange cp=3", "zigzag_exchange cp=4",
+                                       "zigzag_exchange cp=8"};
+  return together({smoke,
+                   crossed(ranks, {"", "docs=7,1,8", "docs=0,5,0,0,7", "docs=1,1,2,1",
+                                   "layout=zigzag_row docs=17,1,2", "dtype=f32"}),
+                   crossed({"zigzag_exchange cp=4"},
+                           {"strides=transposed", "docs=9,7 strides=transposed", "seq=8 batch=3",
+                            "dtype=f16", "tokens=8", "features=1"})});
+}
+
+Contract zigzag_exchange() {
+  Contract c;
+  c.name = "zigzag_exchange";
+  c.family = "packed";
+  c.summary = "rows of a shard from blocks to zigzag, one all-to-all";
+  c.linear = true;
+  c.keys = exchange_keys();
+  c.precondition = primitives::refused_exchange;
+  c.operands = exchange_operands;
+  c.forward = [](const Case&, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+    if (gauges) *gauges = {{}};
+    return std::vector<Whole>{in[0]};
+  };
+  c.backward = [](const Case&, std::span<const Whole>, std::span<const Whole> cot,
+                  std::vector<Gauge>* gauges) {
+    if (gauges) *gauges = {{}};
+    return std::vector<Whole>{cot[0]};
+  };
+  c.traffic = [](const Case& line, const std::string&, int) {
+    const int64_t n = rows_of(line, false) / ranks(line) * batch_of(line) / line.ranks(Axis::dp) *
+                      line.at("features");
+    std::vector<Traffic> due;
+    for (const bool backward : {false, true})
+      due.push_back({Op::all_to_all, Reduce::none, "cp", backward, n, line.dtype()});
+    return due;
+  };
+  c.integer_range = [](const Case& line) { return exact_range(line.dtype(), 1, 1); };
+  c.cases = exchange_cases;
+  c.sequences = sequences;
+  c.illegal = {"zigzag_exchange cp=2 layout=contiguous", "zigzag_exchange cp=4 tokens=12",
+               "zigzag_exchange tp=2", "zigzag_exchange cp=2 docs=7,-1,8",
+               "zigzag_exchange cp=2 layout=zigzag_row"};
+  c.witnesses = {"zigzag_exchange cp=2 docs=7,1,8", "zigzag_exchange cp=3 docs=7,1,8",
+                 "zigzag_exchange cp=4", "zigzag_exchange cp=2 dp=2 seq=8 batch=4"};
   return c;
 }
 
@@ -273,7 +347,11 @@ Contract loss_packed() {
 void family_packed(Registry& r) {
   r.add(rotary_context());
   r.add(loss_packed());
-  Subject rotary, loss;
+  r.add(zigzag_exchange());
+  Subject rotary, loss, exchange;
+  exchange.contract = "zigzag_exchange";
+  exchange.make = [] { return std::make_unique<primitives::ZigzagExchange>(); };
+  r.add(std::move(exchange));
   rotary.contract = "rotary_context";
   rotary.make = [] { return std::make_unique<primitives::RotaryContext>(); };
   loss.contract = "loss_packed";

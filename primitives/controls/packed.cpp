@@ -9,6 +9,7 @@
 #include "primitives/attention.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/rotary_context.hpp"
+#include "primitives/zigzag_exchange.hpp"
 
 namespace shardproof {
 namespace {
@@ -258,6 +259,17 @@ struct LossTimesCp final : LossPacked {
   }
 };
 
+// ---- Exchange of rows
+
+// Documents are cut as one row.
+struct DocumentsAsOneRow final : ZigzagExchange {
+  std::vector<int64_t> rows_after(const ContextLine& c, int r) const override {
+    ContextLine row = c;
+    row.layout = "zigzag_row";
+    return owned_rows(row, c.rows, r);
+  }
+};
+
 // ---- What catches them
 
 template <class Core>
@@ -279,6 +291,7 @@ struct Row {
 const char* const ring = "attention_ring";
 const char* const rotary = "rotary_context";
 const char* const loss = "loss_packed";
+const char* const exchange = "zigzag_exchange";
 const char* const three = "cp=4 layout=zigzag mask=causal docs=7,1,8";
 
 const Row rows[] = {
@@ -312,6 +325,9 @@ const Row rows[] = {
      "NVIDIA/Megatron-LM 5243", "cp=4 layout=zigzag docs=7,1,8", "2 documents"},
     {rotary, "rope_offset_lost", kernel<OffsetLost>, "forward", "gradcheck",
      "NVIDIA/Megatron-LM 5243", "cp=4", "cp >= 2"},
+
+    {exchange, "zigzag_whole_row", kernel<DocumentsAsOneRow>, "forward", "adjoint",
+     "NVIDIA-NeMo/Megatron-Bridge 5463", "cp=4 docs=7,1,8", "2 documents of unequal lengths"},
 
     {loss, "loss_mask_ignored", kernel<MaskIgnored>, "forward,gradient", "gradcheck,ledger",
      "NVIDIA/Megatron-LM 7452 (9)", "cp=4 layout=zigzag docs=7,1,8", "one masked token"},

@@ -1,0 +1,511 @@
+// What the attention and packed families state: maps of tokens, packed documents, refusals, traffic
+// in closed form, pairs a rank; and what their kernels do on ranks where a number is known.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "fixtures/context_maps.hpp"
+#include "fixtures/packing.hpp"
+#include "fixtures/random.hpp"
+#include "fixtures/sharding.hpp"
+#include "oracle/registry.hpp"
+#include "oracle/run.hpp"
+#include "primitives/attention.hpp"
+#include "primitives/loss_packed.hpp"
+#include "primitives/rotary_context.hpp"
+#include "suites/self/thread_door.hpp"
+
+namespace shardproof {
+
+void family_attention(Registry&);
+void family_packed(Registry&);
+void controls_attention(Registry&);
+void controls_packed(Registry&);
+
+namespace {
+
+using Shape = std::vector<int64_t>;
+using Rows = std::vector<int64_t>;
+using Numbers = std::vector<double>;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+const Registry& family() {
+  static const Registry registry = [] {
+    Registry r;
+    family_attention(r);
+    family_packed(r);
+    controls_attention(r);
+    controls_packed(r);
+    return r;
+  }();
+  return registry;
+}
+
+Case line_of(const std::string& text) { return parse(text, family()); }
+const Contract& contract_of(const Case& line) { return family().contract(line.contract); }
+
+std::string refusal(const std::string& text) {
+  const Case line = line_of(text);
+  const auto refused = contract_of(line).precondition(line);
+  return refused ? refused->what() : "";
+}
+
+const char* const strategies[] = {"attention_allgather", "attention_ring", "attention_alltoall"};
+
+// ---- Maps
+
+TEST(ZigzagMap, ChunksRAndTheirMirror) {
+  // 16 tokens, p = 4: chunks of 2.
+  EXPECT_EQ(zigzag_map().owned(16, 4, 0), (Rows{0, 1, 14, 15}));
+  EXPECT_EQ(zigzag_map().owned(16, 4, 3), (Rows{6, 7, 8, 9}));
+  EXPECT_EQ(zigzag_map().owned(6, 1, 0), (Rows{0, 1, 2, 3, 4, 5}));
+  EXPECT_THROW(zigzag_map().owned(12, 4, 0), std::invalid_argument);
+}
+
+// The example in TransformerEngine's documentation of packed context parallelism: cu_seqlens
+// 0, 8, 16, 24, 40 on 4 ranks; rank 0 holds the first and the last chunk of each document.
+TEST(ZigzagMap, EachDocumentByItself) {
+  const IndexMap& map = zigzag_documents_map({8, 8, 8, 16});
+  EXPECT_EQ(map.owned(40, 4, 0), (Rows{0, 7, 8, 15, 16, 23, 24, 25, 38, 39}));
+  EXPECT_EQ(map.owned(40, 4, 3), (Rows{3, 4, 11, 12, 19, 20, 30, 31, 32, 33}));
+  EXPECT_EQ(&map, &zigzag_documents_map({8, 8, 8, 16}));
+  EXPECT_THROW(map.owned(48, 4, 0), std::invalid_argument);
+}
+
+TEST(ZigzagMap, OwnsEveryRowOnce) {
+  const std::vector<int64_t> lengths{7, 0, 1, 10, 0};
+  for (int p : {1, 2, 3, 4, 8}) {
+    const int64_t rows = pack_each(lengths, 2 * p).rows;
+    std::multiset<int64_t> seen;
+    for (int r = 0; r < p; ++r)
+      for (int64_t row : zigzag_documents_map(lengths).owned(rows, p, r)) seen.insert(row);
+    EXPECT_EQ(int64_t(seen.size()), rows);
+    EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), seen.size());
+  }
+}
+
+// The judge's maps and labels and the subject's are written apart: they must agree.
+TEST(ContextLine, NamesTheRowsAndTokensOfTheJudge) {
+  for (const char* words : {"", "layout=zigzag", "docs=7,1,8", "layout=zigzag docs=0,5,0,7,0",
+                            "layout=zigzag_row docs=7,1,8"})
+    for (int p : {1, 2, 3, 4, 8}) {
+      const Case line = line_of("attention_ring cp=" + std::to_string(p) + " " + words);
+      SCOPED_TRACE(print(line));
+      const primitives::ContextLine c(line);
+      const Operand q = contract_of(line).operands(line)[0];
+      EXPECT_EQ(c.rows, q.shape[0]);
+      const auto sequences = contract_of(line).sequences(line);
+      for (int r = 0; r < p; ++r) {
+        const auto rows = primitives::owned_rows(c, c.rows, r);
+        Rows judged;
+        for (int64_t i : whole_indices(q.shape, q.layout, line.mesh(), r))
+          if (i % (q.shape[1] * q.shape[2]) == 0) judged.push_back(i / (q.shape[1] * q.shape[2]));
+        EXPECT_EQ(rows, judged);
+        const auto labels = primitives::AttentionCore().queries(c, r);
+        for (size_t i = 0; i < rows.size(); ++i)
+          EXPECT_EQ(labels[i].sequence, sequences[size_t(rows[i])]);
+      }
+    }
+}
+
+// ---- Packing
+
+TEST(Packing, PadsEachDocumentOrTheRow) {
+  const std::vector<int64_t> lengths{7, 1, 8};
+  const Packing each = pack_each(lengths, 8), row = pack_row(lengths, 10);
+  EXPECT_EQ(each.cu_seqlens, (Rows{0, 7, 8, 16}));
+  EXPECT_EQ(each.cu_padded, (Rows{0, 8, 16, 24}));
+  EXPECT_EQ(each.rows, 24);
+  EXPECT_EQ(row.cu_padded, (Rows{0, 7, 8, 16}));
+  EXPECT_EQ(row.rows, 20);
+  EXPECT_EQ(tokens_of(each)[8], (PackedToken{1, 0}));
+  EXPECT_EQ(tokens_of(each)[9], (PackedToken{-1, 0}));
+  EXPECT_EQ(tokens_of(row)[15], (PackedToken{2, 7}));
+  EXPECT_EQ(tokens_of(row)[16].document, -1);
+}
+
+TEST(Packing, NextTokensStayInTheirDocument) {
+  const std::vector<int64_t> lengths{3, 0, 2}, ids{10, 11, 12, -1, 20, 21, -1, -1};
+  const Packing p = pack_each(lengths, 4);
+  EXPECT_EQ(p.rows, 8);
+  EXPECT_EQ(next_tokens(p, ids), (Rows{11, 12, -100, -100, 21, -100, -100, -100}));
+}
+
+TEST(Packing, MalformedOffsetsNameDocumentAndNumbers) {
+  EXPECT_EQ(malformed(Rows{0, 7, 7, 10}, 10), "");
+  const std::string falls = malformed(Rows{0, 7, 5, 10}, 10), start = malformed(Rows{1, 7}, 7),
+                    end = malformed(Rows{0, 7, 9}, 10);
+  EXPECT_NE(falls.find("document 1 from 7 to 5"), std::string::npos) << falls;
+  EXPECT_NE(start.find("met 1"), std::string::npos) << start;
+  EXPECT_NE(end.find("document 1 ending at 9"), std::string::npos) << end;
+  EXPECT_NE(end.find("10"), std::string::npos) << end;
+  EXPECT_NE(malformed(Rows{}, 0), "");
+}
+
+// ---- Refusals
+
+TEST(AttentionRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
+  for (const Contract& c : family().contracts()) {
+    EXPECT_GE(c.illegal.size(), 5u);
+    for (const std::string& text : c.illegal) EXPECT_NE(refusal(text), "") << text;
+    for (const char* tier : {"smoke", "ci", "nightly"})
+      for (const std::string& text : c.cases(tier)) EXPECT_EQ(refusal(text), "") << text;
+    for (const std::string& text : c.witnesses) EXPECT_EQ(refusal(text), "") << text;
+  }
+  for (const Control& c : family().controls()) EXPECT_EQ(refusal(c.witness), "") << c.name;
+}
+
+TEST(AttentionRefusals, NameWhatIsLegalNearby) {
+  const std::string heads = refusal("attention_alltoall cp=4 heads=8 kv_heads=2");
+  EXPECT_NE(heads.find("cp=2 is the nearest legal"), std::string::npos) << heads;
+  EXPECT_NE(heads.find("kv_replicate=on"), std::string::npos) << heads;
+  EXPECT_EQ(refusal("attention_alltoall cp=4 heads=8 kv_heads=2 kv_replicate=on"), "");
+  const std::string document = refusal("attention_ring cp=2 docs=7,-1,10");
+  EXPECT_NE(document.find("document 1 of -1 tokens, from 7 to 6"), std::string::npos) << document;
+  // T % 2p = 0, but a position would be cut: seq = 3.
+  EXPECT_NE(refusal("attention_ring cp=2 layout=zigzag seq=3 batch=4"), "");
+  EXPECT_EQ(refusal("attention_ring cp=4 layout=zigzag tokens=8"), "");
+}
+
+// ---- Traffic
+
+std::vector<std::string> calls(const std::string& text) {
+  const Case line = line_of(text);
+  std::vector<std::string> list;
+  for (const Traffic& t : contract_of(line).traffic(line, "", 0))
+    list.push_back(std::string(t.backward ? "B " : "F ") + name(t.op) + " " +
+                   std::to_string(t.count) + " " + name(t.dtype));
+  return list;
+}
+using Calls = std::vector<std::string>;
+
+// T/p = 4 tokens, 2 key heads, dk = 3, dv = 5: K, V of 64 elements; f32 sums under bf16.
+TEST(AttentionTraffic, RingTurnsKeysPMinusOneAndGradientsPTimes) {
+  const std::string kv = "shift 64 bf16", dkv = "shift 64 f32";
+  EXPECT_EQ(calls("attention_ring cp=4 tokens=16 heads=8 kv_heads=2 v_dim=5 dtype=bf16"),
+            (Calls{"F " + kv, "F " + kv, "F " + kv, "B " + kv, "B " + dkv, "B " + kv, "B " + dkv,
+                   "B " + kv, "B " + dkv, "B " + dkv}));
+}
+
+TEST(AttentionTraffic, GatherTwiceAndScatterOnce) {
+  EXPECT_EQ(calls("attention_allgather cp=4 tokens=16 heads=8 kv_heads=2 v_dim=5 dtype=bf16"),
+            (Calls{"F all_gather 24 bf16", "F all_gather 40 bf16", "B all_gather 24 bf16",
+                   "B all_gather 40 bf16", "B reduce_scatter 96 f32", "B reduce_scatter 160 f32"}));
+}
+
+// (T/p)(n_h + n_g)(d_k + d_v) elements in 4 calls, both ways.
+TEST(AttentionTraffic, FourExchangesEachWay) {
+  const Calls due = calls("attention_alltoall cp=2 tokens=8 heads=4 kv_heads=2 v_dim=5");
+  EXPECT_EQ(due, (Calls{"F all_to_all 48 f64", "F all_to_all 24 f64", "F all_to_all 40 f64",
+                        "F all_to_all 80 f64", "B all_to_all 80 f64", "B all_to_all 48 f64",
+                        "B all_to_all 24 f64", "B all_to_all 40 f64"}));
+  EXPECT_EQ(48 + 24 + 40 + 80, 4 * (4 + 2) * (3 + 5));
+}
+
+int64_t elements(const std::string& text) {
+  const Case line = line_of(text);
+  int64_t n = 0;
+  for (const Traffic& t : contract_of(line).traffic(line, "", 0)) n += t.count;
+  return n;
+}
+
+TEST(AttentionTraffic, AQuarterOfTheKeyHeadsIsAQuarterOfTheRing) {
+  EXPECT_EQ(elements("attention_ring cp=4 heads=8 kv_heads=8"),
+            4 * elements("attention_ring cp=4 heads=8 kv_heads=2"));
+}
+
+// ---- Pairs
+
+int64_t pairs(const std::string& text, int rank) {
+  const Case line = line_of(text);
+  return contract_of(line).pairs(line, rank);
+}
+
+TEST(AttentionPairs, ZigzagGivesEveryRankTheSame) {
+  for (int64_t p : {1, 2, 3, 4, 8}) {
+    const int64_t l = 48 / (2 * p), due = l * (l + 1) + (2 * p - 1) * l * l;
+    for (int r = 0; r < p; ++r)
+      EXPECT_EQ(pairs("attention_ring layout=zigzag mask=causal cp=" + std::to_string(p), r), due);
+    EXPECT_EQ(due * p, 48 * 49 / 2);
+  }
+}
+
+TEST(AttentionPairs, ContiguousGivesTheLastRankTheMost) {
+  // 12 tokens a rank: r * 12 * 12 before the own block, 78 in it.
+  for (int r : {0, 1, 2, 3}) EXPECT_EQ(pairs("attention_ring mask=causal cp=4", r), r * 144 + 78);
+  EXPECT_EQ(pairs("attention_ring cp=4", 2), 12 * 48);
+  EXPECT_EQ(pairs("attention_ring cp=4 kv_tokens=64", 2), 12 * 64);
+}
+
+TEST(AttentionPairs, AreThoseOfTheMask) {
+  for (const char* words :
+       {"mask=causal window=5,0 layout=zigzag", "window=3,2", "docs=7,1,8 mask=causal",
+        "docs=0,5,0,7 layout=zigzag window=2,1", "seq=8 batch=3 mask=causal",
+        "kv_tokens=16 mask=causal", "kv_tokens=64 mask=causal window=4,-1"}) {
+    const std::string text = std::string("attention_ring cp=4 ") + words;
+    const Case line = line_of(text);
+    const auto visible = contract_of(line).visible(line);
+    int64_t sum = 0;
+    for (int r = 0; r < 4; ++r) sum += pairs(text, r);
+    EXPECT_EQ(sum, std::accumulate(visible.begin(), visible.end(), int64_t(0))) << text;
+  }
+}
+
+// ---- Kernels on threads
+
+struct Workspaces {
+  int64_t elements = 0;
+  std::vector<Shape> shapes;
+};
+
+class ThreadedRank final : public Rank {
+ public:
+  ThreadedRank(const Case& line, testing::TestRank& place)
+      : line_(line), place_(place), cp_(place.group(Axis::cp), place.transport) {}
+  const Case& line() const override { return line_; }
+  int world_rank() const override { return place_.state.rank; }
+  int world_size() const override { return place_.state.size; }
+  const Mesh& mesh() const override { return place_.mesh; }
+  Stream stream() const override { return nullptr; }
+  Communicator& along(Axis) override { return cp_; }
+  Communicator& along(const std::vector<Axis>&) override { return cp_; }
+  Communicator& world() override { return cp_; }
+  View workspace(DType dtype, Shape shape) override {
+    used.elements += product(shape);
+    used.shapes.push_back(shape);
+    buffers_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
+    return buffers_.back()->view();
+  }
+  Workspaces used;
+
+ private:
+  const Case& line_;
+  testing::TestRank& place_;
+  Communicator cp_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+};
+
+// Whole outputs, gradients, and what each rank computed and used.
+struct Outcome {
+  std::vector<Numbers> outputs, gradients;
+  std::vector<int64_t> pairs;
+  std::vector<Workspaces> forward;
+  std::vector<std::string> thrown;
+};
+
+Numbers drawn(const std::string& name, const Shape& shape) {
+  const Stream123 stream(7, name);
+  Numbers v(size_t(product(shape)));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = stream.normal(i);
+  return v;
+}
+
+template <class Kernel>
+Outcome run_kernel(const Case& line, const std::vector<Numbers>& inputs,
+                   const std::vector<Numbers>& cotangents) {
+  const auto operands = contract_of(line).operands(line);
+  const Mesh mesh = line.mesh();
+  Outcome run;
+  run.pairs.resize(size_t(mesh.world())), run.forward.resize(size_t(mesh.world()));
+  for (size_t i = 3; i < 5; ++i) run.outputs.emplace_back(size_t(product(operands[i].shape)), NAN);
+  for (size_t i = 0; i < 3; ++i)
+    run.gradients.emplace_back(size_t(product(operands[i].shape)), NAN);
+  std::mutex lock;
+  run.thrown = testing::run_ranks(mesh, [&](testing::TestRank& place) {
+    const int r = place.state.rank;
+    ThreadedRank rank(line, place);
+    auto shard = [&](const Operand& o, const Numbers* whole) {
+      Buffer b(DType::f64, local_shape(o.shape, o.layout, mesh, r));
+      Numbers local;
+      if (whole)
+        for (int64_t i : whole_indices(o.shape, o.layout, mesh, r))
+          local.push_back((*whole)[size_t(i)]);
+      if (whole) fill_from(b.view(), local);
+      return b;
+    };
+    std::vector<Buffer> in, out, cot, grad;
+    for (size_t i = 0; i < 3; ++i) in.push_back(shard(operands[i], &inputs[i]));
+    for (size_t i = 3; i < 5; ++i) out.push_back(shard(operands[i], nullptr));
+    for (size_t i = 3; i < 5; ++i) cot.push_back(shard(operands[i], &cotangents[i - 3]));
+    for (size_t i = 0; i < 3; ++i) grad.push_back(shard(operands[i], nullptr));
+    auto views = [](const std::vector<Buffer>& buffers) {
+      std::vector<View> v;
+      for (const Buffer& b : buffers) v.push_back(b.view());
+      return v;
+    };
+    Kernel kernel;
+    auto saved = kernel.forward(rank, views(in), views(out));
+    const Workspaces used = rank.used;
+    kernel.backward(rank, *saved, views(cot), views(grad));
+    const std::lock_guard hold(lock);
+    run.pairs[size_t(r)] = kernel.pairs();
+    run.forward[size_t(r)] = used;
+    auto gather = [&](const Operand& o, const Buffer& b, Numbers& whole) {
+      const Numbers local = to_doubles(b.view());
+      const auto at = whole_indices(o.shape, o.layout, mesh, r);
+      for (size_t i = 0; i < at.size(); ++i) whole[size_t(at[i])] = local[i];
+    };
+    for (size_t i = 0; i < 2; ++i) gather(operands[3 + i], out[i], run.outputs[i]);
+    for (size_t i = 0; i < 3; ++i) gather(operands[i], grad[i], run.gradients[i]);
+  });
+  return run;
+}
+
+template <class Kernel>
+Outcome run_drawn(const std::string& text) {
+  const Case line = line_of(text);
+  const auto o = contract_of(line).operands(line);
+  return run_kernel<Kernel>(
+      line, {drawn("q", o[0].shape), drawn("k", o[1].shape), drawn("v", o[2].shape)},
+      {drawn("go", o[3].shape), Numbers(size_t(product(o[4].shape)))});
+}
+
+// Documents of 8 tokens, which 2 cp divides: no padding. Rows of two documents are those of each
+// of them alone, forward and backward, bit for bit: the same sums in the same order.
+template <class Kernel>
+void expect_packed_is_alone(const std::string& contract) {
+  SCOPED_TRACE(contract);
+  const std::string words = " cp=2 layout=zigzag mask=causal heads=4 kv_heads=2 v_dim=5";
+  const Case both = line_of(contract + words + " docs=8,8"),
+             alone = line_of(contract + words + " tokens=8");
+  const auto o = contract_of(both).operands(both);
+  const std::vector<Numbers> inputs{drawn("q", o[0].shape), drawn("k", o[1].shape),
+                                    drawn("v", o[2].shape)},
+      cotangents{drawn("go", o[3].shape), Numbers(size_t(product(o[4].shape)))};
+  const Outcome packed = run_kernel<Kernel>(both, inputs, cotangents);
+  for (const std::string& why : packed.thrown) ASSERT_EQ(why, "");
+  for (const size_t document : {0, 1}) {
+    auto half = [&](const std::vector<Numbers>& all) {
+      std::vector<Numbers> parts;
+      for (const Numbers& v : all) {
+        const auto n = int64_t(v.size() / 2);
+        parts.emplace_back(v.begin() + n * int64_t(document),
+                           v.begin() + n * int64_t(document + 1));
+      }
+      return parts;
+    };
+    const Outcome one = run_kernel<Kernel>(alone, half(inputs), half(cotangents));
+    EXPECT_EQ(one.outputs, half(packed.outputs));
+    EXPECT_EQ(one.gradients, half(packed.gradients));
+  }
+}
+
+TEST(AttentionOnRanks, PackedIsEachDocumentAlone) {
+  expect_packed_is_alone<primitives::AttentionRing>("attention_ring");
+  expect_packed_is_alone<primitives::AttentionAllGather>("attention_allgather");
+  expect_packed_is_alone<primitives::AttentionAllToAll>("attention_alltoall");
+}
+
+// The kernel computes the pairs that are due on its rank and no more: blocks that no query sees
+// are left out. All-to-all spreads heads, and each rank computes every pair for its own.
+TEST(AttentionOnRanks, ComputesTheDuePairsOnly) {
+  for (const char* words : {"layout=zigzag mask=causal", "mask=causal", "mask=causal window=5,0",
+                            "docs=7,1,8 layout=zigzag mask=causal", ""}) {
+    const std::string rest = std::string(" cp=4 heads=4 kv_heads=4 ") + words;
+    const Outcome ring = run_drawn<primitives::AttentionRing>("attention_ring" + rest),
+                  gather = run_drawn<primitives::AttentionAllGather>("attention_allgather" + rest),
+                  alltoall = run_drawn<primitives::AttentionAllToAll>("attention_alltoall" + rest);
+    int64_t all = 0;
+    for (int r = 0; r < 4; ++r) {
+      const int64_t due = pairs("attention_ring" + rest, r);
+      EXPECT_EQ(ring.pairs[size_t(r)], due) << words;
+      EXPECT_EQ(gather.pairs[size_t(r)], due) << words;
+      all += due;
+    }
+    for (int r = 0; r < 4; ++r) EXPECT_EQ(alltoall.pairs[size_t(r)], all) << words;
+  }
+}
+
+TEST(AttentionOnRanks, TheRingNeedsTwoBuffersOfKeysAndValues) {
+  // 12 tokens a rank, 2 key heads, dk = 3, dv = 5.
+  for (const char* p : {"2", "4", "8"}) {
+    const Outcome run = run_drawn<primitives::AttentionRing>(
+        std::string("attention_ring layout=zigzag heads=4 kv_heads=2 v_dim=5 cp=") + p);
+    const int64_t message = 48 / std::stoi(p) * 2 * (3 + 5);
+    for (const Workspaces& used : run.forward)
+      EXPECT_EQ(used.shapes, (std::vector<Shape>{{message}, {message}}));
+  }
+}
+
+TEST(AttentionOnRanks, RowsOfPaddingAreExactlyNothing) {
+  const std::string text = "attention_ring cp=4 layout=zigzag docs=7,1,8 heads=2 kv_heads=2";
+  const Outcome run = run_drawn<primitives::AttentionRing>(text);
+  const Case line = line_of(text);
+  const auto sequences = contract_of(line).sequences(line);
+  EXPECT_EQ(std::count(sequences.begin(), sequences.end(), -1), 8);
+  for (size_t t = 0; t < sequences.size(); ++t) {
+    if (sequences[t] >= 0) continue;
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(run.outputs[0][t * 6 + i], 0);
+      for (const Numbers& g : run.gradients) EXPECT_EQ(g[t * 6 + i], 0);
+    }
+    EXPECT_EQ(run.outputs[1][t * 2], -infinity);
+  }
+}
+
+// Q = 0 under a causal mask: token i averages the first i + 1 values; V_j = j gives i/2.
+TEST(AttentionOnRanks, EqualScoresAverageAcrossRanks) {
+  for (const char* contract : strategies) {
+    const Case line =
+        line_of(std::string(contract) +
+                " cp=4 layout=zigzag mask=causal tokens=16 heads=4 kv_heads=4 head_dim=1");
+    Numbers q(64), k = drawn("k", {64}), v(64), g(64, 1), gl(64);
+    for (size_t i = 0; i < v.size(); ++i) v[i] = double(i / 4);
+    const std::vector<Numbers> in{q, k, v}, cot{g, gl};
+    const Outcome run =
+        contract == strategies[0]   ? run_kernel<primitives::AttentionAllGather>(line, in, cot)
+        : contract == strategies[1] ? run_kernel<primitives::AttentionRing>(line, in, cot)
+                                    : run_kernel<primitives::AttentionAllToAll>(line, in, cot);
+    for (size_t i = 0; i < 64; ++i) {
+      const double token = double(i / 4);
+      EXPECT_NEAR(run.outputs[0][i], token / 2, 1e-14) << contract;
+      EXPECT_NEAR(run.outputs[1][i], std::log(token + 1), 1e-14) << contract;
+      // dV_j = sum over i >= j of 1/(i+1).
+      double due = 0;
+      for (double n = token + 1; n <= 16; ++n) due += 1 / n;
+      EXPECT_NEAR(run.gradients[2][i], due, 1e-14) << contract;
+    }
+  }
+}
+
+// ---- The checks on controls
+
+std::string failing(const std::string& text, const std::vector<std::string>& checks) {
+  static Options options;
+  static Runner runner(options, family());
+  static std::vector<std::unique_ptr<Case>> lines;  // evidence points at its line
+  lines.push_back(std::make_unique<Case>(line_of(text)));
+  const Judged j = runner.run(*lines.back(), checks, lane_of(*lines.back()));
+  std::string text_of;
+  for (const CheckResult& c : j.result.checks)
+    if (c.verdict != Verdict::passed)
+      text_of += c.check + ": " + (c.findings.empty() ? c.note : c.findings[0].message) + "\n";
+  return text_of;
+}
+
+TEST(AttentionChecks, MaskNamesQueryAndKey) {
+  const std::string line = "attention_ring cp=4 layout=zigzag mask=causal";
+  EXPECT_EQ(failing(line, {"mask", "coverage"}), "");
+  const std::string strict = failing(line + " control=strict_causal", {"mask"});
+  EXPECT_NE(strict.find("query 0"), std::string::npos) << strict;
+  EXPECT_NE(strict.find("does not see key 0"), std::string::npos) << strict;
+  // Without the last ring step rank 0 never meets the keys of rank 1.
+  const std::string skipped = failing(line + " control=ring_step_skipped", {"coverage"});
+  EXPECT_NE(skipped.find("expected 294 (query, key) pairs"), std::string::npos) << skipped;
+}
+
+TEST(AttentionChecks, LeakIsSilentOnHealthyPackingAndNamesTheDocument) {
+  const std::string line = "attention_ring cp=4 layout=zigzag mask=causal docs=7,1,8";
+  EXPECT_EQ(failing(line, {"leak"}), "");
+  const std::string leaks = failing(line + " control=finite_mask_bias", {"forward", "leak"});
+  EXPECT_EQ(leaks.find("forward"), std::string::npos) << leaks;
+  EXPECT_NE(leaks.find("changed when sequence"), std::string::npos) << leaks;
+}
+
+}  // namespace
+}  // namespace shardproof
