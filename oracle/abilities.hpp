@@ -7,7 +7,8 @@
 
 namespace shardproof {
 
-// Names of lanes, whether or not they can be had: transports, and `staged` for device=cuda over one.
+// Names of lanes, whether or not they can be had: transports, and `staged` for device=cuda over
+// one.
 std::vector<std::string> lane_names();
 // As abilities(), without asking for devices: a run on the host does not pay for that.
 std::vector<Ability> abilities_unasked();

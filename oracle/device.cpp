@@ -23,12 +23,12 @@ const DeviceModule& load_module() {
   std::string tried;
   const std::string file = find_module(device_module_name, &tried);
   if (file.empty())
-    throw Infrastructure(fmt::format("device=cuda: expected the module {} in one of {}; build with CUDA",
-                                     device_module_name, tried));
+    throw Infrastructure(
+        fmt::format("device=cuda: expected the module {} in one of {}; build with CUDA",
+                    device_module_name, tried));
   void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) throw Infrastructure(fmt::format("cannot load {}: {}", file, ::dlerror()));
-  const auto open =
-      reinterpret_cast<OpenDeviceModule>(::dlsym(handle, open_device_module_name));
+  const auto open = reinterpret_cast<OpenDeviceModule>(::dlsym(handle, open_device_module_name));
   const DeviceModule* module = open ? open() : nullptr;
   if (!module || module->interface != DeviceModule::current)
     throw Infrastructure(
@@ -101,10 +101,10 @@ std::unique_ptr<Kernel> make_device_kernel(const std::string& contract) {
   const DeviceModule& module = device_module();
   for (const DeviceKernel& k : module.kernels)
     if (k.contract == contract) return k.make();
-  throw Infrastructure(fmt::format("expected a kernel for {} in {} ({}), met {} others; build "
-                                   "program and module from one tree",
-                                   contract, device_module_name, module.description,
-                                   module.kernels.size()));
+  throw Infrastructure(
+      fmt::format("expected a kernel for {} in {} ({}), met {} others; build "
+                  "program and module from one tree",
+                  contract, device_module_name, module.description, module.kernels.size()));
 }
 
 const Subject& subject_under_test(const Case& line, const Registry& registry) {
@@ -148,7 +148,9 @@ DeviceProbe probe_devices() {
 
 std::string device_missing() {
   static std::optional<std::string> known;
-  if (!known) known = find_module(device_module_name).empty() ? device_missing_unasked() : reason_of(probe_devices());
+  if (!known)
+    known = find_module(device_module_name).empty() ? device_missing_unasked()
+                                                    : reason_of(probe_devices());
   return *known;
 }
 

@@ -36,7 +36,7 @@ struct DeviceApi {
   int (*create_event)(Event*);
   int (*destroy_event)(Event);
   int (*record)(Event, Stream);
-  int (*await)(Event);  // the host waits; an event that was never recorded is complete
+  int (*await)(Event);            // the host waits; an event that was never recorded is complete
   const char* (*text)(int code);  // of a code of the calls above
 };
 
@@ -87,7 +87,8 @@ const Subject& subject_under_test(const Case&, const Registry&);
 
 // ---- in the parent
 
-inline constexpr int no_driver = 35, no_device = 100;  // cudaErrorInsufficientDriver, cudaErrorNoDevice
+inline constexpr int no_driver = 35,
+                     no_device = 100;  // cudaErrorInsufficientDriver, cudaErrorNoDevice
 
 // What a child that is gone again saw.
 struct DeviceProbe {

@@ -45,9 +45,18 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
     target_include_directories(shardproof_cuda SYSTEM PRIVATE ${NCCL_INCLUDE})
     # Linked whether or not anything calls them yet: what a rank loads is what later kernels use.
+    target_compile_options(shardproof_cuda PRIVATE
+      "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;-Xcompiler=-Wall,-Wextra>")
     target_link_libraries(shardproof_cuda PRIVATE shardproof_primitives CUDA::cudart CUDA::cublas
                           ${NCCL_LIBRARY})
     set(cuda_summary "yes (${CMAKE_CUDA_COMPILER_VERSION}, architectures ${architectures})")
   endif()
 endif()
 message(STATUS "CUDA module: ${cuda_summary}")
+
+# A device that is none, for the tests of everything above it: found in its own folder only.
+add_library(device_double MODULE EXCLUDE_FROM_ALL suites/self/device_double/module.cpp
+            primitives/cuda/mapping_cuda.cpp)
+set_target_properties(device_double PROPERTIES PREFIX "" OUTPUT_NAME shardproof_cuda
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/device_double)
+target_link_libraries(device_double PRIVATE shardproof_primitives)

@@ -14,7 +14,8 @@ int local_rank_of(int rank) {
   for (const char* name : {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
     const char* text = std::getenv(name);
     int value = 0;
-    if (text && std::from_chars(text, text + std::strlen(text), value).ec == std::errc{} && value >= 0)
+    if (text && std::from_chars(text, text + std::strlen(text), value).ec == std::errc{} &&
+        value >= 0)
       return value;
   }
   return rank;
@@ -33,10 +34,13 @@ DeviceContext::~DeviceContext() { api_.destroy_stream(stream_); }
 
 void DeviceContext::check(int code, const char* call) const {
   if (code != 0)
-    throw DeviceError(code, fmt::format("device, {}: expected success, met {}: {}", call, code, api_.text(code)));
+    throw DeviceError(
+        code, fmt::format("device, {}: expected success, met {}: {}", call, code, api_.text(code)));
 }
 
-void DeviceContext::synchronise(Stream s) const { check(api_.synchronise(s), "synchronising a stream"); }
+void DeviceContext::synchronise(Stream s) const {
+  check(api_.synchronise(s), "synchronising a stream");
+}
 
 std::byte* DeviceContext::allocate(size_t bytes) const {
   void* memory = nullptr;
@@ -50,12 +54,16 @@ std::byte* DeviceContext::allocate_pinned(size_t bytes) const {
   check(api_.allocate_pinned(&memory, bytes), "allocating pinned memory");
   return static_cast<std::byte*>(memory);
 }
-void DeviceContext::release_pinned(std::byte* memory) const noexcept { api_.release_pinned(memory); }
+void DeviceContext::release_pinned(std::byte* memory) const noexcept {
+  api_.release_pinned(memory);
+}
 
-void DeviceContext::copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream s) const {
+void DeviceContext::copy_in(std::byte* device, const std::byte* host, size_t bytes,
+                            Stream s) const {
   if (bytes > 0) check(api_.copy_in(device, host, bytes, s), "copying to the device");
 }
-void DeviceContext::copy_out(std::byte* host, const std::byte* device, size_t bytes, Stream s) const {
+void DeviceContext::copy_out(std::byte* host, const std::byte* device, size_t bytes,
+                             Stream s) const {
   if (bytes > 0) check(api_.copy_out(host, device, bytes, s), "copying from the device");
 }
 
@@ -65,7 +73,9 @@ Event DeviceContext::create_event() const {
   return e;
 }
 void DeviceContext::destroy(Event e) const noexcept { api_.destroy_event(e); }
-void DeviceContext::record(Event e, Stream s) const { check(api_.record(e, s), "recording an event"); }
+void DeviceContext::record(Event e, Stream s) const {
+  check(api_.record(e, s), "recording an event");
+}
 void DeviceContext::await(Event e) const { check(api_.await(e), "waiting for an event"); }
 
 DeviceContext& device_of_rank(int rank) try {

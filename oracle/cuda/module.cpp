@@ -30,7 +30,8 @@ constexpr DeviceApi cuda_runtime = {
     .use = [](int device) { return noted(cudaSetDevice(device)); },
     .allocate = [](void** memory, size_t bytes) { return noted(cudaMalloc(memory, bytes)); },
     .release = [](void* memory) { return noted(cudaFree(memory)); },
-    .allocate_pinned = [](void** memory, size_t bytes) { return noted(cudaMallocHost(memory, bytes)); },
+    .allocate_pinned = [](void** memory,
+                          size_t bytes) { return noted(cudaMallocHost(memory, bytes)); },
     .release_pinned = [](void* memory) { return noted(cudaFreeHost(memory)); },
     .copy_in =
         [](void* to, const void* from, size_t bytes, Stream s) {
@@ -44,20 +45,21 @@ constexpr DeviceApi cuda_runtime = {
         [](void* to, const void* from, size_t bytes, Stream s) {
           return noted(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(s)));
         },
-    .fill =
-        [](void* memory, int byte, size_t bytes, Stream s) {
-          return noted(cudaMemsetAsync(memory, byte, bytes, stream_of(s)));
-        },
-    // Not ordered with the default stream: what a kernel puts there by mistake is seen to be unordered.
+    .fill = [](void* memory, int byte, size_t bytes,
+               Stream s) { return noted(cudaMemsetAsync(memory, byte, bytes, stream_of(s))); },
+    // Not ordered with the default stream: what a kernel puts there by mistake is seen to be
+    // unordered.
     .create_stream =
         [](Stream* s) {
-          return noted(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(s), cudaStreamNonBlocking));
+          return noted(
+              cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(s), cudaStreamNonBlocking));
         },
     .destroy_stream = [](Stream s) { return noted(cudaStreamDestroy(stream_of(s))); },
     .synchronise = [](Stream s) { return noted(cudaStreamSynchronize(stream_of(s))); },
     .create_event =
         [](Event* e) {
-          return noted(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(e), cudaEventDisableTiming));
+          return noted(
+              cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(e), cudaEventDisableTiming));
         },
     .destroy_event = [](Event e) { return noted(cudaEventDestroy(event_of(e))); },
     .record = [](Event e, Stream s) { return noted(cudaEventRecord(event_of(e), stream_of(s))); },
@@ -79,7 +81,9 @@ constexpr NcclApi nccl = {
 };
 
 // 13000 -> "13.0"; cuBLAS and NCCL count alike with another hundred.
-std::string dotted(int major, int minor) { return std::to_string(major) + "." + std::to_string(minor); }
+std::string dotted(int major, int minor) {
+  return std::to_string(major) + "." + std::to_string(minor);
+}
 
 std::string description() {
   int runtime = 0, nccl_version = 0, cublas_major = 0, cublas_minor = 0;

@@ -1,7 +1,7 @@
 // A buffer of the judge where the line's tensors live. On the host it is the buffer itself. On a
 // device it is an allocation that mirrors the buffer's whole storage, guards and gaps included:
-// `send` makes the device hold what the host holds, `fetch` brings it back, and whatever is asked of
-// a buffer (unwritten elements, guards, changed arguments) is asked of what lay on the device.
+// `send` makes the device hold what the host holds, `fetch` brings it back, and whatever is asked
+// of a buffer (unwritten elements, guards, changed arguments) is asked of what lay on the device.
 #pragma once
 #include "oracle/cuda/device_context.hpp"
 
@@ -19,7 +19,8 @@ class Placed {
   Buffer& host() { return host_; }
   const Buffer& host() const { return host_; }
   View view() const;  // for the subject
-  // Enqueued on the rank's stream. After fetch the stream must be synchronised before host() is read.
+  // Enqueued on the rank's stream. After fetch the stream must be synchronised before host() is
+  // read.
   void send() const;
   void fetch();
 

@@ -46,7 +46,8 @@ bool moves_device_memory(const View& in, const View& out) {
 }  // namespace
 
 StagedDoor::StagedDoor(const DeviceContext& device, Door& next) : device_(device), next_(next) {}
-// A case may end in the middle of a call: what the stream still copies, it copies out of the blocks.
+// A case may end in the middle of a call: what the stream still copies, it copies out of the
+// blocks.
 StagedDoor::~StagedDoor() try {
   device_.synchronise(device_.stream());
 } catch (const DeviceError&) {  // reported by the call that caused it

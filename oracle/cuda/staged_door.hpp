@@ -3,9 +3,10 @@
 //   start   device in -> pinned, on the caller's stream; the host waits for it; the call on pinned
 //   wait    the call; pinned out -> device, on the caller's stream
 //
-// Work that the caller enqueues on its stream after wait sees the result; the host does not wait for
-// the copy back. A pinned block is used again only when the event behind its last copy is complete.
-// What the transport leaves unwritten reaches the device as poison. Host views pass through.
+// Work that the caller enqueues on its stream after wait sees the result; the host does not wait
+// for the copy back. A pinned block is used again only when the event behind its last copy is
+// complete. What the transport leaves unwritten reaches the device as poison. Host views pass
+// through.
 #pragma once
 #include <map>
 #include <memory>
@@ -23,7 +24,7 @@ class StagedDoor : public Door {
   void wait(Ticket, Stream) override;
 
  private:
-  struct Block;   // pinned memory and the event behind its last use
+  struct Block;  // pinned memory and the event behind its last use
   struct Flight;
   std::unique_ptr<Block> block(size_t bytes);
   View stage_in(const View& in, Stream, Block&) const;

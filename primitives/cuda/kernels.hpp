@@ -1,6 +1,6 @@
-// What mappings on a device launch: elementwise work on strided device memory, enqueued on a stream.
-// Plain data, so that the device's compiler sees no more of the project than this. Each returns the
-// runtime's code, 0 for success.
+// What mappings on a device launch: elementwise work on strided device memory, enqueued on a
+// stream. Plain data, so that the device's compiler sees no more of the project than this. Each
+// returns the runtime's code, 0 for success.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,8 @@ namespace shardproof::cuda {
 
 inline constexpr int most_dims = 4;
 
-// A tensor of `dims` dims, strides in elements; row-major order of its indices numbers its elements.
+// A tensor of `dims` dims, strides in elements; row-major order of its indices numbers its
+// elements.
 struct Strided {
   void* data = nullptr;
   int element_bytes = 0;  // 2, 4 or 8

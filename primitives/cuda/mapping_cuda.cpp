@@ -34,26 +34,34 @@ Strided strided(const View& v) {
 
 Number number(DType d) {
   switch (d) {
-    case DType::f64: return Number::f64;
-    case DType::f32: return Number::f32;
-    case DType::bf16: return Number::bf16;
-    case DType::f16: return Number::f16;
-    default: throw std::invalid_argument(std::string("expected a floating dtype, met ") + name(d));
+    case DType::f64:
+      return Number::f64;
+    case DType::f32:
+      return Number::f32;
+    case DType::bf16:
+      return Number::bf16;
+    case DType::f16:
+      return Number::f16;
+    default:
+      throw std::invalid_argument(std::string("expected a floating dtype, met ") + name(d));
   }
 }
 
 void check(int code, const char* what) {
   if (code != 0)
-    throw std::runtime_error(std::string("device, launching ") + what + ": expected success, met code " +
-                             std::to_string(code));
+    throw std::runtime_error(std::string("device, launching ") + what +
+                             ": expected success, met code " + std::to_string(code));
 }
 
 void copy(Rank& rank, const View& from, const View& to) {
   check(cuda::copy(strided(from), strided(to), rank.stream()), "a copy");
 }
-void set_zero(Rank& rank, const View& v) { check(cuda::set_zero(strided(v), rank.stream()), "zeros"); }
+void set_zero(Rank& rank, const View& v) {
+  check(cuda::set_zero(strided(v), rank.stream()), "zeros");
+}
 void scale(Rank& rank, const View& v) {
-  check(cuda::scale(strided(v), number(v.dtype), mapping::scale_of(rank.line()), rank.stream()), "a scale");
+  check(cuda::scale(strided(v), number(v.dtype), mapping::scale_of(rank.line()), rank.stream()),
+        "a scale");
 }
 
 // Blocks of a view along a dim, by member, and where each lies in a packed row of them.
@@ -61,7 +69,8 @@ std::vector<int64_t> equal(const View& v, int dim, int p) {
   return std::vector<int64_t>(size_t(p), v.shape[size_t(dim)] / p);
 }
 template <class F>
-void for_each_block(const View& v, int dim, const std::vector<int64_t>& extents, const View& packed, F f) {
+void for_each_block(const View& v, int dim, const std::vector<int64_t>& extents, const View& packed,
+                    F f) {
   int64_t start = 0, offset = 0;
   for (int64_t extent : extents) {
     const View block = v.narrow(dim, start, extent);
@@ -72,11 +81,14 @@ void for_each_block(const View& v, int dim, const std::vector<int64_t>& extents,
 }
 View pack(Rank& rank, const View& v, int dim, const std::vector<int64_t>& extents) {
   const View packed = rank.workspace(v.dtype, {v.elements()});
-  for_each_block(v, dim, extents, packed, [&](const View& block, const View& at) { copy(rank, block, at); });
+  for_each_block(v, dim, extents, packed,
+                 [&](const View& block, const View& at) { copy(rank, block, at); });
   return packed;
 }
-void unpack(Rank& rank, const View& packed, const View& v, int dim, const std::vector<int64_t>& extents) {
-  for_each_block(v, dim, extents, packed, [&](const View& block, const View& at) { copy(rank, at, block); });
+void unpack(Rank& rank, const View& packed, const View& v, int dim,
+            const std::vector<int64_t>& extents) {
+  for_each_block(v, dim, extents, packed,
+                 [&](const View& block, const View& at) { copy(rank, at, block); });
 }
 std::vector<int64_t> elements(const View& v, int dim, std::vector<int64_t> extents) {
   for (int64_t& e : extents) e *= v.elements() / v.shape[size_t(dim)];
@@ -165,8 +177,12 @@ std::unique_ptr<Kernel> mapping_copy() { return pair(identity, all_reduce); }
 std::unique_ptr<Kernel> mapping_reduce() { return pair(all_reduce, identity); }
 std::unique_ptr<Kernel> mapping_scaled_reduce() { return pair(scaled_all_reduce, scaled); }
 std::unique_ptr<Kernel> mapping_all_reduce() { return pair(all_reduce, all_reduce); }
-std::unique_ptr<Kernel> mapping_scatter() { return pair(own_block, all_gather, mapping::equal_blocks); }
-std::unique_ptr<Kernel> mapping_gather() { return pair(all_gather, own_block, mapping::equal_blocks); }
+std::unique_ptr<Kernel> mapping_scatter() {
+  return pair(own_block, all_gather, mapping::equal_blocks);
+}
+std::unique_ptr<Kernel> mapping_gather() {
+  return pair(all_gather, own_block, mapping::equal_blocks);
+}
 std::unique_ptr<Kernel> mapping_all_gather() {
   return pair(all_gather, reduce_scatter, mapping::equal_blocks);
 }
@@ -176,11 +192,17 @@ std::unique_ptr<Kernel> mapping_reduce_scatter() {
 std::unique_ptr<Kernel> mapping_all_to_all() {
   return pair(exchange, exchange_back, mapping::blocks_of_both_dims);
 }
-std::unique_ptr<Kernel> mapping_slice() { return pair(own_block, block_in_zeros, mapping::equal_blocks); }
-std::unique_ptr<Kernel> mapping_pad() { return pair(block_in_zeros, own_block, mapping::equal_blocks); }
+std::unique_ptr<Kernel> mapping_slice() {
+  return pair(own_block, block_in_zeros, mapping::equal_blocks);
+}
+std::unique_ptr<Kernel> mapping_pad() {
+  return pair(block_in_zeros, own_block, mapping::equal_blocks);
+}
 std::unique_ptr<Kernel> mapping_replicate_to_invariant() { return pair(identity, first_rank_only); }
 std::unique_ptr<Kernel> mapping_invariant_to_partial() { return pair(first_rank_only, identity); }
-std::unique_ptr<Kernel> mapping_replicate_to_partial() { return pair(first_rank_only, first_rank_only); }
+std::unique_ptr<Kernel> mapping_replicate_to_partial() {
+  return pair(first_rank_only, first_rank_only);
+}
 std::unique_ptr<Kernel> mapping_reinterpret() { return pair(identity, identity); }
 
 }  // namespace shardproof::cuda

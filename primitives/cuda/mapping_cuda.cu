@@ -37,7 +37,8 @@ __global__ void copy_elements(Strided from, Strided to) {
 
 template <class Bits>
 __global__ void zero_elements(Strided t) {
-  for (int64_t i = first(); i < t.elements; i += step()) static_cast<Bits*>(t.data)[place(t, i)] = 0;
+  for (int64_t i = first(); i < t.elements; i += step())
+    static_cast<Bits*>(t.data)[place(t, i)] = 0;
 }
 
 __device__ double widen(double x) { return x; }
@@ -61,7 +62,8 @@ __global__ void scale_elements(Strided t, double factor) {
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), int64_t elements, void* stream, Arguments... arguments) {
   if (elements == 0) return cudaSuccess;
-  kernel<<<blocks_for(elements), block_threads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  kernel<<<blocks_for(elements), block_threads, 0, static_cast<cudaStream_t>(stream)>>>(
+      arguments...);
   return cudaGetLastError();
 }
 
@@ -69,28 +71,38 @@ int launch(void (*kernel)(Parameters...), int64_t elements, void* stream, Argume
 
 int copy(const Strided& from, const Strided& to, void* stream) {
   switch (to.element_bytes) {
-    case 8: return launch(copy_elements<uint64_t>, to.elements, stream, from, to);
-    case 4: return launch(copy_elements<uint32_t>, to.elements, stream, from, to);
-    case 2: return launch(copy_elements<uint16_t>, to.elements, stream, from, to);
+    case 8:
+      return launch(copy_elements<uint64_t>, to.elements, stream, from, to);
+    case 4:
+      return launch(copy_elements<uint32_t>, to.elements, stream, from, to);
+    case 2:
+      return launch(copy_elements<uint16_t>, to.elements, stream, from, to);
   }
   return cudaErrorInvalidValue;
 }
 
 int set_zero(const Strided& t, void* stream) {
   switch (t.element_bytes) {
-    case 8: return launch(zero_elements<uint64_t>, t.elements, stream, t);
-    case 4: return launch(zero_elements<uint32_t>, t.elements, stream, t);
-    case 2: return launch(zero_elements<uint16_t>, t.elements, stream, t);
+    case 8:
+      return launch(zero_elements<uint64_t>, t.elements, stream, t);
+    case 4:
+      return launch(zero_elements<uint32_t>, t.elements, stream, t);
+    case 2:
+      return launch(zero_elements<uint16_t>, t.elements, stream, t);
   }
   return cudaErrorInvalidValue;
 }
 
 int scale(const Strided& t, Number number, double factor, void* stream) {
   switch (number) {
-    case Number::f64: return launch(scale_elements<double>, t.elements, stream, t, factor);
-    case Number::f32: return launch(scale_elements<float>, t.elements, stream, t, factor);
-    case Number::bf16: return launch(scale_elements<__nv_bfloat16>, t.elements, stream, t, factor);
-    case Number::f16: return launch(scale_elements<__half>, t.elements, stream, t, factor);
+    case Number::f64:
+      return launch(scale_elements<double>, t.elements, stream, t, factor);
+    case Number::f32:
+      return launch(scale_elements<float>, t.elements, stream, t, factor);
+    case Number::bf16:
+      return launch(scale_elements<__nv_bfloat16>, t.elements, stream, t, factor);
+    case Number::f16:
+      return launch(scale_elements<__half>, t.elements, stream, t, factor);
   }
   return cudaErrorInvalidValue;
 }

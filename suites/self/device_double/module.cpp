@@ -1,0 +1,301 @@
+// A device that is none: the table of device.hpp in host memory, as slow and as strict as a device
+// may be. Built as a module of its own, so that the judge loads it like the real one.
+//
+//   memory    addresses of pages that nobody may touch, contents in a shadow: a host access is a
+//             SIGSEGV, and so is what a kernel would reach outside of an allocation
+//   streams   queues; nothing is done before the host waits for it: a copy that is read too early
+//             is not there, a source that is reused too early is copied as it is then. Release
+//             waits for all of them, as it does on a device
+//   the null stream  is a queue that no one waits for
+//
+// SHARDPROOF_DOUBLE_CODE=N     counting devices gives code N
+// SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "primitives/cuda/device_kernels.hpp"
+#include "primitives/cuda/kernels.hpp"
+
+namespace shardproof {
+namespace {
+
+constexpr int success = 0, invalid_value = 1, out_of_memory = 2;
+constexpr std::byte fresh{0xEE};  // what memory holds before it is written
+
+struct Block {
+  size_t reserved = 0;
+  std::vector<std::byte> shadow;
+};
+struct Queue {
+  std::deque<std::function<void()>> work;
+  uint64_t enqueued = 0, done = 0;
+};
+struct Mark {
+  Queue* queue = nullptr;
+  uint64_t number = 0;
+};
+
+std::recursive_mutex lock;
+using Hold = std::lock_guard<std::recursive_mutex>;
+std::map<std::byte*, Block>& blocks() {
+  static std::map<std::byte*, Block> all;
+  return all;
+}
+Queue null_stream;
+std::set<Queue*>& queues() {
+  static std::set<Queue*> all{&null_stream};
+  return all;
+}
+
+Queue& queue_of(Stream s) { return s ? *static_cast<Queue*>(s) : null_stream; }
+
+int enqueue(Stream s, std::function<void()> work) {
+  Hold hold(lock);
+  Queue& q = queue_of(s);
+  q.work.push_back(std::move(work));
+  ++q.enqueued;
+  return success;
+}
+void run_until(Queue& q, uint64_t number) {
+  while (q.done < number) {
+    q.work.front()();
+    q.work.pop_front();
+    ++q.done;
+  }
+}
+
+// The shadow of device memory, where all of it lies in one allocation. Elsewhere the address
+// itself.
+std::byte* reach(const void* device, size_t bytes) {
+  auto* p = static_cast<std::byte*>(const_cast<void*>(device));
+  auto after = blocks().upper_bound(p);
+  if (after == blocks().begin()) return p;
+  auto& [start, block] = *std::prev(after);
+  const size_t offset = size_t(p - start);
+  return offset + bytes <= block.shadow.size() ? block.shadow.data() + offset : p;
+}
+
+int count(int* devices) {
+  const char* code = std::getenv("SHARDPROOF_DOUBLE_CODE");
+  *devices = 1;
+  return code ? std::atoi(code) : success;
+}
+
+int allocate(void** memory, size_t bytes) {
+  Hold hold(lock);
+  const size_t page = 4096, reserved = (bytes + page) / page * page;
+  void* p = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return out_of_memory;
+  blocks()[static_cast<std::byte*>(p)] = {reserved, std::vector<std::byte>(bytes, fresh)};
+  *memory = p;
+  return success;
+}
+
+int release(void* memory) {
+  Hold hold(lock);
+  auto found = blocks().find(static_cast<std::byte*>(memory));
+  if (found == blocks().end()) return invalid_value;
+  for (Queue* q : queues()) run_until(*q, q->enqueued);
+  ::munmap(memory, found->second.reserved);
+  blocks().erase(found);
+  return success;
+}
+
+int copy_in(void* to, const void* from, size_t bytes, Stream s) {
+  return enqueue(s, [=] { std::memcpy(reach(to, bytes), from, bytes); });
+}
+int copy_out(void* to, const void* from, size_t bytes, Stream s) {
+  return enqueue(s, [=] { std::memcpy(to, reach(from, bytes), bytes); });
+}
+int copy_within(void* to, const void* from, size_t bytes, Stream s) {
+  return enqueue(s, [=] { std::memmove(reach(to, bytes), reach(from, bytes), bytes); });
+}
+int fill(void* to, int byte, size_t bytes, Stream s) {
+  return enqueue(s, [=] { std::memset(reach(to, bytes), byte, bytes); });
+}
+
+int synchronise(Stream s) {
+  Hold hold(lock);
+  run_until(queue_of(s), queue_of(s).enqueued);
+  return success;
+}
+int record(Event e, Stream s) {
+  Hold hold(lock);
+  *static_cast<Mark*>(e) = {&queue_of(s), queue_of(s).enqueued};
+  return success;
+}
+int await(Event e) {
+  Hold hold(lock);
+  if (const Mark& m = *static_cast<Mark*>(e); m.queue) run_until(*m.queue, m.number);
+  return success;
+}
+
+const char* text(int code) {
+  thread_local std::string text;
+  text = "code " + std::to_string(code) + " of the double";
+  return text.c_str();
+}
+
+constexpr DeviceApi api = {
+    .count = count,
+    .use = [](int device) { return device == 0 ? success : invalid_value; },
+    .allocate = allocate,
+    .release = release,
+    .allocate_pinned =
+        [](void** memory, size_t bytes) {
+          *memory = std::malloc(bytes);
+          if (!*memory) return out_of_memory;
+          std::memset(*memory, int(fresh), bytes);
+          return success;
+        },
+    .release_pinned =
+        [](void* memory) {
+          std::free(memory);
+          return success;
+        },
+    .copy_in = copy_in,
+    .copy_out = copy_out,
+    .copy_within = copy_within,
+    .fill = fill,
+    .create_stream =
+        [](Stream* s) {
+          Hold hold(lock);
+          auto* q = new Queue;
+          queues().insert(q);
+          *s = q;
+          return success;
+        },
+    .destroy_stream =
+        [](Stream s) {
+          Hold hold(lock);
+          queues().erase(static_cast<Queue*>(s));
+          delete static_cast<Queue*>(s);
+          return success;
+        },
+    .synchronise = synchronise,
+    .create_event =
+        [](Event* e) {
+          *e = new Mark;
+          return success;
+        },
+    .destroy_event =
+        [](Event e) {
+          delete static_cast<Mark*>(e);
+          return success;
+        },
+    .record = record,
+    .await = await,
+    .text = text,
+};
+
+constexpr NcclApi nccl = {
+    .version = [](int*) { return invalid_value; },
+    .unique_id = [](void*, size_t) { return invalid_value; },
+    .text = text,
+};
+
+}  // namespace
+
+// ---- The kernels of kernels.hpp, one element after another
+
+namespace cuda {
+namespace {
+
+std::byte* element(const Strided& t, int64_t number) {
+  int64_t offset = 0;
+  for (int d = t.dims - 1; d >= 0; --d) {
+    offset += number % t.shape[d] * t.strides[d];
+    number /= t.shape[d];
+  }
+  return reach(static_cast<std::byte*>(t.data) + offset * t.element_bytes, size_t(t.element_bytes));
+}
+DType dtype(Number n) {
+  constexpr DType types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+  return types[int(n)];
+}
+
+}  // namespace
+
+int copy(const Strided& from, const Strided& to, void* stream) {
+  return enqueue(stream, [=] {
+    for (int64_t i = 0; i < to.elements; ++i)
+      std::memcpy(element(to, i), element(from, i), size_t(to.element_bytes));
+  });
+}
+int set_zero(const Strided& t, void* stream) {
+  return enqueue(stream, [=] {
+    for (int64_t i = 0; i < t.elements; ++i) std::memset(element(t, i), 0, size_t(t.element_bytes));
+  });
+}
+int scale(const Strided& t, Number n, double factor, void* stream) {
+  return enqueue(stream, [=] {
+    for (int64_t i = 0; i < t.elements; ++i)
+      store(element(t, i), dtype(n), factor * load(element(t, i), dtype(n)));
+  });
+}
+
+}  // namespace cuda
+
+// ---- mapping_copy with a mistake, forward and backward the identity
+
+namespace {
+
+void copy_wrongly(const std::string& how, Rank& rank, const View& in, const View& out) {
+  const size_t bytes = size_t(in.bytes());
+  if (how == "host_access") {
+    std::memcpy(out.data, in.data, bytes);
+  } else if (how == "null_stream") {
+    copy_within(out.data, in.data, bytes, nullptr);
+  } else {  // past_the_end: into the guard zone
+    copy_within(out.data, in.data, bytes, rank.stream());
+    fill(out.data + bytes, 0, 8, rank.stream());
+  }
+}
+
+class Wrong final : public Kernel {
+ public:
+  explicit Wrong(std::string how) : how_(std::move(how)) {}
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    copy_wrongly(how_, rank, inputs[0], outputs[0]);
+    return std::make_unique<Saved>();
+  }
+  void backward(Rank& rank, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    copy_wrongly(how_, rank, cotangents[0], gradients[0]);
+  }
+
+ private:
+  std::string how_;
+};
+
+std::unique_ptr<Kernel> copy_or_wrong() {
+  if (const char* how = std::getenv("SHARDPROOF_DOUBLE_KERNEL"))
+    return std::make_unique<Wrong>(how);
+  return cuda::mapping_copy();
+}
+
+}  // namespace
+}  // namespace shardproof
+
+extern "C" const shardproof::DeviceModule* shardproof_device_module() {
+  using namespace shardproof;
+  static auto kernels = [] {
+    auto list = cuda::device_kernels;
+    for (DeviceKernel& k : list)
+      if (k.contract == std::string("mapping_copy")) k.make = copy_or_wrong;
+    return list;
+  }();
+  static const DeviceModule module{DeviceModule::current, "a double of a device", api, nccl,
+                                   kernels};
+  return &module;
+}

@@ -1,0 +1,504 @@
+// Device buffers, staged calls and the program's device=cuda, against a double of a device whose
+// memory no host code may touch and whose streams do nothing before the host waits. And what the
+// real module can show without a device: that it links, and what its runtime answers.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "oracle/cuda/placed.hpp"
+#include "oracle/cuda/staged_door.hpp"
+#include "oracle/registry.hpp"
+
+namespace shardproof {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path here() { return fs::read_symlink("/proc/self/exe").parent_path(); }
+std::string double_folder() { return (here() / "device_double").string(); }
+
+const DeviceModule* open_module(const fs::path& file) {
+  void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) throw std::runtime_error(::dlerror());
+  return reinterpret_cast<OpenDeviceModule>(::dlsym(handle, open_device_module_name))();
+}
+const DeviceModule& double_module() {
+  static const DeviceModule* module = open_module(fs::path(double_folder()) / device_module_name);
+  return *module;
+}
+const DeviceApi& double_api() { return double_module().api; }
+
+// ---- Device memory is the device's
+
+TEST(DeviceDouble, HostAccessToDeviceMemoryIsACrash) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const DeviceContext device(double_api(), 0);
+    volatile std::byte* memory = device.allocate(16);
+    [[maybe_unused]] const std::byte read = memory[0];
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "exit code " << WEXITSTATUS(status);
+  EXPECT_EQ(WTERMSIG(status), SIGSEGV);
+}
+
+TEST(DeviceDouble, ACopyIsNotThereBeforeTheHostWaits) {
+  const DeviceContext device(double_api(), 0);
+  std::byte* memory = device.allocate(8);
+  const double sent = 42;
+  double got = 0;
+  device.copy_in(memory, reinterpret_cast<const std::byte*>(&sent), 8, device.stream());
+  device.copy_out(reinterpret_cast<std::byte*>(&got), memory, 8, device.stream());
+  EXPECT_EQ(got, 0);
+  device.synchronise(device.stream());
+  EXPECT_EQ(got, 42);
+  device.release(memory);
+}
+
+TEST(DeviceContext, ACodeIsAnErrorThatNamesCallAndText) {
+  DeviceApi broken = double_api();
+  broken.synchronise = [](Stream) { return 700; };
+  const DeviceContext device(broken, 0);
+  try {
+    device.synchronise(device.stream());
+    FAIL() << "expected DeviceError";
+  } catch (const DeviceError& e) {
+    EXPECT_EQ(e.code, 700);
+    EXPECT_NE(std::string(e.what()).find("synchronising"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("700"), std::string::npos) << e.what();
+  }
+}
+
+// ---- Buffers on the device
+
+struct OnDevice : testing::Test {
+  DeviceContext device{double_api(), 0};
+
+  // What a kernel would do to device memory.
+  void put(std::byte* to, const std::vector<double>& values) const {
+    device.copy_in(to, reinterpret_cast<const std::byte*>(values.data()), values.size() * 8,
+                   device.stream());
+    device.synchronise(device.stream());  // `values` must stay until then
+  }
+  std::vector<double> get(const View& v) const {
+    std::vector<double> values(size_t(v.elements()));
+    device.copy_out(reinterpret_cast<std::byte*>(values.data()), v.data, values.size() * 8,
+                    device.stream());
+    device.synchronise(device.stream());
+    return values;
+  }
+  Placed sent(std::vector<double> values) const {
+    Placed p(Buffer(DType::f64, {int64_t(values.size())}), &device);
+    fill_from(p.host().view(), values);
+    p.send();
+    return p;
+  }
+};
+
+struct PlacedBuffer : OnDevice {
+  void fetch(Placed& p) const {
+    p.fetch();
+    device.synchronise(device.stream());
+  }
+};
+
+TEST_F(PlacedBuffer, ViewIsTheDevicesAndHoldsWhatWasSent) {
+  Placed p = sent({1, 2, 3});
+  EXPECT_EQ(p.view().space, Space::device);
+  EXPECT_NE(p.view().data, p.host().view().data);
+  EXPECT_THROW(p.view().as<double>(), std::invalid_argument);
+  EXPECT_EQ(get(p.view()), (std::vector<double>{1, 2, 3}));
+}
+
+TEST_F(PlacedBuffer, WithoutADeviceItIsTheBuffer) {
+  Placed p(Buffer(DType::f64, {3}), nullptr);
+  EXPECT_EQ(p.view().space, Space::host);
+  EXPECT_EQ(p.view().data, p.host().view().data);
+}
+
+TEST_F(PlacedBuffer, UnwrittenElementsAreTheDevices) {
+  Placed p(Buffer(DType::f64, {3}), &device);
+  p.send();
+  put(p.view().data, {7});
+  EXPECT_EQ(p.host().unwritten().count, 3) << "before fetch";
+  fetch(p);
+  EXPECT_EQ(p.host().unwritten().count, 2);
+  EXPECT_EQ(p.host().unwritten().first, 1);
+}
+
+TEST_F(PlacedBuffer, GuardZonesAreTheDevices) {
+  Placed p = sent({1, 2, 3});
+  fetch(p);
+  EXPECT_FALSE(p.host().trespass());
+  put(p.view().data + 3 * 8, {0});
+  fetch(p);
+  ASSERT_TRUE(p.host().trespass());
+  EXPECT_EQ(p.host().trespass()->where, "after");
+}
+
+TEST_F(PlacedBuffer, AChangedArgumentIsSeen) {
+  Placed p = sent({1, 2, 3});
+  const auto before = p.host().snapshot();
+  put(p.view().data + 8, {5});
+  fetch(p);
+  EXPECT_EQ(p.host().changed_since(before), 1);
+}
+
+TEST_F(PlacedBuffer, MovesKeepItsMemory) {
+  Placed a = sent({1, 2}), b = sent({3});
+  const std::byte* memory = a.view().data;
+  b = std::move(a);
+  EXPECT_EQ(b.view().data, memory);
+  EXPECT_EQ(get(b.view()), (std::vector<double>{1, 2}));
+}
+
+// ---- Staged calls
+
+// A transport of one rank: the result is the input times ten, there when wait returns.
+struct TimesTen : Door {
+  struct Flight {
+    View in, out;
+  };
+  std::vector<double> seen;  // at start
+  std::vector<Space> spaces;
+  std::map<Ticket, Flight> flights;
+  Ticket last = 0;
+  bool writes = true;
+
+  Ticket start(const Call&, const View& in, const View& out, Stream stream) override {
+    EXPECT_EQ(stream, nullptr) << "the transport moves host memory";
+    seen = in.elements() ? to_doubles(in) : std::vector<double>{};
+    spaces = {in.space, out.space};
+    flights[++last] = {in, out};
+    return last;
+  }
+  void wait(Ticket t, Stream) override {
+    const Flight f = flights.at(t);
+    flights.erase(t);
+    if (!writes || f.in.elements() == 0) return;
+    std::vector<double> values = to_doubles(f.in);
+    for (double& v : values) v *= 10;
+    fill_from(f.out, values);
+  }
+};
+
+struct Staged : OnDevice {
+  TimesTen transport;
+  Group group;
+  Call call() {
+    Call c;
+    c.op = Op::all_reduce;
+    c.reduce = Reduce::sum;
+    c.group = &group;
+    return c;
+  }
+};
+
+TEST_F(Staged, TheTransportGetsPinnedMemoryThatHoldsTheInput) {
+  StagedDoor door(device, transport);
+  Placed in = sent({1, 2, 3}), out = sent({0, 0, 0});  // still on the stream
+  const Ticket t = door.start(call(), in.view(), out.view(), device.stream());
+  EXPECT_EQ(transport.seen, (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(transport.spaces, (std::vector{Space::pinned, Space::pinned}));
+  door.wait(t, device.stream());
+  EXPECT_EQ(get(out.view()), (std::vector<double>{10, 20, 30}));
+  EXPECT_EQ(get(in.view()), (std::vector<double>{1, 2, 3}));
+}
+
+// The double sees a missing wait: without one the transport reads what is not there yet.
+TEST_F(Staged, WithoutAWaitForTheStreamTheInputIsNotThere) {
+  DeviceApi hasty = double_api();
+  hasty.synchronise = [](Stream) { return 0; };
+  const DeviceContext careless(hasty, 0);
+  Placed in = sent({1, 2, 3}), out = sent({0, 0, 0});
+  device.synchronise(device.stream());
+  StagedDoor door(careless, transport);
+  const Ticket t = door.start(call(), in.view(), out.view(), careless.stream());
+  EXPECT_NE(transport.seen, (std::vector<double>{1, 2, 3}));
+  door.wait(t, careless.stream());
+  double_api().synchronise(careless.stream());
+}
+
+TEST_F(Staged, InPlaceStaysInPlace) {
+  StagedDoor door(device, transport);
+  Placed both = sent({1, 2});
+  door.wait(door.start(call(), both.view(), both.view(), device.stream()), device.stream());
+  EXPECT_EQ(get(both.view()), (std::vector<double>{10, 20}));
+}
+
+TEST_F(Staged, CallsInFlightDoNotShareMemory) {
+  StagedDoor door(device, transport);
+  Placed a = sent({1, 2}), b = sent({3, 4}), x = sent({0, 0}), y = sent({0, 0});
+  const Ticket first = door.start(call(), a.view(), x.view(), device.stream());
+  const Ticket second = door.start(call(), b.view(), y.view(), device.stream());
+  door.wait(second, device.stream());
+  door.wait(first, device.stream());
+  EXPECT_EQ(get(x.view()), (std::vector<double>{10, 20}));
+  EXPECT_EQ(get(y.view()), (std::vector<double>{30, 40}));
+}
+
+// The second call takes the pinned memory of the first, whose copy back is still on its stream: on
+// another stream nothing but the event orders the two.
+TEST_F(Staged, PinnedMemoryIsReusedOnlyBehindItsLastCopy) {
+  Stream other = nullptr;
+  ASSERT_EQ(double_api().create_stream(&other), 0);
+  Placed a = sent({1, 2}), b = sent({3, 4}), x = sent({0, 0}), y = sent({0, 0});
+  device.synchronise(device.stream());
+  const auto run = [&](const DeviceContext& d) {
+    StagedDoor door(d, transport);
+    door.wait(door.start(call(), a.view(), x.view(), d.stream()), d.stream());
+    door.wait(door.start(call(), b.view(), y.view(), other), other);
+    double_api().synchronise(other);
+    double_api().synchronise(d.stream());
+  };
+  run(device);
+  EXPECT_EQ(get(x.view()), (std::vector<double>{10, 20}));
+  EXPECT_EQ(get(y.view()), (std::vector<double>{30, 40}));
+
+  DeviceApi hasty = double_api();  // and the double sees it where the event is not waited for
+  hasty.await = [](Event) { return 0; };
+  run(DeviceContext(hasty, 0));
+  EXPECT_NE(get(x.view()), (std::vector<double>{10, 20}));
+  double_api().destroy_stream(other);
+}
+
+TEST_F(Staged, WhatTheTransportLeavesUnwrittenReachesTheDeviceAsPoison) {
+  StagedDoor door(device, transport);
+  transport.writes = false;
+  Placed in = sent({1, 2}), out = sent({0, 0});
+  door.wait(door.start(call(), in.view(), out.view(), device.stream()), device.stream());
+  out.fetch();
+  device.synchronise(device.stream());
+  EXPECT_EQ(out.host().unwritten().count, 2);
+}
+
+TEST_F(Staged, HostViewsPassThroughBehindTheStream) {
+  StagedDoor door(device, transport);
+  Placed in(Buffer(DType::f64, {2}), nullptr), out(Buffer(DType::f64, {2}), nullptr);
+  const std::vector<double> values{4, 5};
+  Placed before = sent({6});
+  double copied = 0;
+  device.copy_out(reinterpret_cast<std::byte*>(&copied), before.view().data, 8, device.stream());
+  fill_from(in.view(), values);
+  const Ticket t = door.start(call(), in.view(), out.view(), device.stream());
+  EXPECT_EQ(copied, 6) << "what lay before the call on the stream";
+  EXPECT_EQ(transport.spaces, (std::vector{Space::host, Space::host}));
+  door.wait(t, device.stream());
+  EXPECT_EQ(to_doubles(out.view()), (std::vector<double>{40, 50}));
+}
+
+// ---- The program, with the double as its module
+
+// What is registered for devices is what a module offers, neither more nor less.
+TEST(Registry, DeviceSubjectsAreTheKernelsOfTheModule) {
+  std::set<std::string> registered, offered;
+  const Registry registry = all_families();
+  for (const Subject& s : registry.subjects())
+    if (s.name == device_subject) registered.insert(s.contract);
+  for (const DeviceKernel& k : double_module().kernels) offered.insert(k.contract);
+  EXPECT_EQ(registered, offered);
+  EXPECT_TRUE(offered.contains("mapping_all_reduce"));
+}
+
+struct Ran {
+  int exit = -1;
+  std::string text;
+  bool says(const std::string& part) const { return text.find(part) != std::string::npos; }
+};
+
+Ran shell(const std::string& command) {
+  Ran ran;
+  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  std::array<char, 4096> part;
+  for (size_t n; (n = std::fread(part.data(), 1, part.size(), pipe)) > 0;)
+    ran.text.append(part.data(), n);
+  const int status = ::pclose(pipe);
+  ran.exit = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return ran;
+}
+Ran program(const std::string& words, const std::string& environment = "") {
+  return shell(fmt::format("SHARDPROOF_MODULES={} {} {} {}", double_folder(), environment,
+                           (here() / "shardproof").string(), words));
+}
+
+TEST(Program, EveryKernelOfTheModuleIsJudgedOnTheDevice) {
+  const Ran ran =
+      program("gate mapping --tier smoke --device cuda --require staged.np2,staged.np4");
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+  EXPECT_TRUE(ran.says("staged 2 4 proven")) << ran.text;
+  EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
+}
+
+TEST(Program, OneDimsUnevenBlocksHalfTypesAndGroupsOfOneRank) {
+  for (const char* line :
+       {"mapping_all_to_all tp=3 tokens=11 hidden=13 split=uneven dim=1",
+        "mapping_all_gather tp=2 dim=1 dtype=bf16",
+        "mapping_reduce_scatter tp=2 cp=2 axis=cp dim=1 strides=transposed",
+        "mapping_scaled_reduce tp=3 scale=1/3 dtype=f16 fill=normal",
+        "mapping_all_reduce tp=2 axis=cp", "mapping_all_reduce tp=2 transport=threads"}) {
+    const Ran ran = program(fmt::format("run {} device=cuda", line));
+    EXPECT_EQ(ran.exit, 0) << line << "\n" << ran.text;
+    EXPECT_TRUE(ran.says("PASSED")) << ran.text;
+  }
+}
+
+TEST(Program, StagedOverMpi) {
+  if (!fs::exists(here() / "shardproof_mpi.so")) GTEST_SKIP() << "built without MPI";
+  const Ran ran = program("run mapping_gather tp=2 device=cuda transport=mpi");
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+}
+
+TEST(Program, FaultsOfCallsAndPayloadsAreSeenOnTheDevice) {
+  for (const char* fault : {"scale_p@forward.tp.1", "skip@forward.tp.1"}) {
+    const Ran ran = program(fmt::format("run mapping_all_reduce tp=2 device=cuda fault={}", fault));
+    EXPECT_EQ(ran.exit, 1) << ran.text;
+    EXPECT_TRUE(ran.says("forward")) << ran.text;
+  }
+}
+
+TEST(Program, AKernelThatTouchesDeviceMemoryOnTheHostCrashes) {
+  const Ran ran =
+      program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DOUBLE_KERNEL=host_access");
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("SIGSEGV")) << ran.text;
+}
+
+TEST(Program, AKernelOnAnotherStreamLeavesItsResultUnwritten) {
+  const Ran ran =
+      program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DOUBLE_KERNEL=null_stream");
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("never written")) << ran.text;
+}
+
+TEST(Program, AKernelThatWritesPastTheEndIsSeenInTheGuardZone) {
+  const Ran ran = program("run mapping_copy tp=2 device=cuda --check memory",
+                          "SHARDPROOF_DOUBLE_KERNEL=past_the_end");
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("guard zone after")) << ran.text;
+}
+
+TEST(Program, WithoutDriverOrDeviceTheLaneIsSkippedAndNotProven) {
+  for (const auto& [code, reason] :
+       {std::pair("35", "no driver, 35"), std::pair("100", "no device, 100")}) {
+    const std::string environment = fmt::format("SHARDPROOF_DOUBLE_CODE={}", code);
+    const Ran ran = program("run mapping_reduce tp=2 device=cuda", environment);
+    EXPECT_EQ(ran.exit, 3) << ran.text;
+    EXPECT_TRUE(ran.says("SKIPPED")) << ran.text;
+    EXPECT_TRUE(ran.says(reason)) << ran.text;
+    EXPECT_TRUE(
+        program("list staged", environment).says(std::string("cannot run here: ") + reason));
+  }
+  const Ran required = program(
+      "gate mapping_reduce --tier smoke --transport processes --device host,cuda --require "
+      "staged.np2",
+      "SHARDPROOF_DOUBLE_CODE=35");
+  EXPECT_EQ(required.exit, 3) << required.text;
+  EXPECT_TRUE(required.says("required lane staged.np2 is not proven")) << required.text;
+}
+
+TEST(Program, EveryOtherCodeIsAFailureAndNoSkip) {
+  for (const char* code : {"1", "36", "101", "802", "999"}) {
+    const Ran ran = program("run mapping_reduce tp=2 device=cuda",
+                            fmt::format("SHARDPROOF_DOUBLE_CODE={}", code));
+    EXPECT_EQ(ran.exit, 3) << ran.text;
+    EXPECT_FALSE(ran.says("SKIPPED")) << ran.text;
+    EXPECT_TRUE(ran.says(fmt::format("met {}: code {} of the double", code, code))) << ran.text;
+  }
+}
+
+TEST(Program, ARunOnTheHostAsksForNoDevice) {
+  const Ran ran = program("run mapping_reduce tp=2", "SHARDPROOF_DOUBLE_CODE=999");
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+}
+
+TEST(Program, WhatHasNoDeviceKernelIsNotDueThere) {
+  const Ran ran = program("gate linear_row mapping_reduce --tier smoke --device cuda --dry-run");
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+  EXPECT_FALSE(ran.says("linear_row tp")) << ran.text;
+  EXPECT_EQ(program("run linear_row tp=2 device=cuda").exit, 2);
+  EXPECT_EQ(program("run mapping_reduce tp=2 subject=cuda").exit, 2);
+}
+
+// ---- The module that holds CUDA
+
+struct CudaModule : testing::Test {
+  void SetUp() override {
+    if (!fs::exists(file)) GTEST_SKIP() << "built without CUDA";
+  }
+  const fs::path file = here() / device_module_name;
+};
+
+TEST_F(CudaModule, CublasAndNcclAreLinkedThereAndOnlyThere) {
+  const Ran module = shell("readelf -d " + file.string());
+  const Ran whole = shell("readelf -d " + (here() / "shardproof").string());
+  for (const char* library : {"libcudart.so", "libcublas.so", "libnccl.so"}) {
+    EXPECT_TRUE(module.says(library)) << module.text;
+    EXPECT_FALSE(whole.says(library)) << whole.text;
+  }
+  EXPECT_TRUE(whole.says("libc.so")) << whole.text;
+}
+
+// In a child: this process must stay without CUDA.
+struct Answers {
+  int interface = 0, kernels = 0, count_code = 0;
+  int nccl_code = -1, nccl_version = 0, small_id_code = 0, id_code = -1;
+  char small_id_text[128] = {}, description[128] = {};
+};
+Answers ask(const fs::path& file) {
+  int ends[2];
+  if (::pipe(ends) != 0) throw std::runtime_error("pipe");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Answers a;
+    const DeviceModule& m = *open_module(file);
+    a.interface = int(m.interface);
+    a.kernels = int(m.kernels.size());
+    int devices = 0;
+    a.count_code = m.api.count(&devices);
+    a.nccl_code = m.nccl.version(&a.nccl_version);
+    std::array<char, 128> id{};
+    a.small_id_code = m.nccl.unique_id(id.data(), 1);
+    std::snprintf(a.small_id_text, sizeof a.small_id_text, "%s", m.nccl.text(a.small_id_code));
+    a.id_code = m.nccl.unique_id(id.data(), id.size());
+    std::snprintf(a.description, sizeof a.description, "%s", m.description);
+    ::_exit(::write(ends[1], &a, sizeof a) == ssize_t(sizeof a) ? 0 : 1);
+  }
+  ::close(ends[1]);
+  Answers a;
+  EXPECT_EQ(::read(ends[0], &a, sizeof a), ssize_t(sizeof a));
+  ::close(ends[0]);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  return a;
+}
+
+TEST_F(CudaModule, AnswersWithoutADevice) {
+  const Answers a = ask(file);
+  EXPECT_EQ(a.interface, int(DeviceModule::current));
+  EXPECT_EQ(a.kernels, int(double_module().kernels.size()));
+  // cudaSuccess, cudaErrorInsufficientDriver or cudaErrorNoDevice: what a machine may be like.
+  EXPECT_TRUE(a.count_code == 0 || a.count_code == 35 || a.count_code == 100) << a.count_code;
+  EXPECT_EQ(a.nccl_code, 0);
+  EXPECT_GE(a.nccl_version, 20000) << "NCCL 2";
+  EXPECT_EQ(a.small_id_code, 4) << "ncclInvalidArgument";
+  EXPECT_TRUE(std::string(a.small_id_text).starts_with("invalid argument")) << a.small_id_text;
+  EXPECT_TRUE(a.id_code >= 0 && a.id_code <= 7) << a.id_code << ": a ncclResult_t";
+  EXPECT_NE(std::string(a.description).find("cuBLAS"), std::string::npos) << a.description;
+}
+
+}  // namespace
+}  // namespace shardproof
