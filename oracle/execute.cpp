@@ -2,6 +2,7 @@
 // buffers, record what came out. It judges nothing.
 #include <map>
 #include <set>
+#include <tuple>
 #include <sstream>
 
 #include "fixtures/fills.hpp"
@@ -427,29 +428,40 @@ class Execution {
     device_->synchronise(device_->stream());
   }
 
-  Placed filled(const Slot& s, int operand, const Feed& feed) const {
+  Placed filled(const Slot& s, int operand, const Feed& feed) {
     Placed b = unsent(s);
-    std::vector<double> values(s.indices.size());
-    const std::vector<double>* given = nullptr;
-    for (const auto& g : feed.given)
-      if (g.operand == operand) given = &g.value;
-    const Feed::Basis* basis = nullptr;
-    for (const auto& e : feed.basis)
-      if (e.operand == operand) basis = &e;
-    const bool zero = s.operand.role == Operand::output && !s.operand.gradient;  // cotangent
-    const Draw how{feed.fill, feed.seed, feed.range, s.operand.contraction};
-    for (size_t i = 0; i < values.size(); ++i) {
-      const int64_t at = s.indices[i];
-      values[i] = basis   ? double(at == basis->index)
-                  : given ? given->at(size_t(at))
-                  : zero  ? 0.0
-                  : s.operand.below > 0
-                      ? draw_index(feed.seed, s.name, s.operand.below, at)
-                          : draw(how, s.name, s.dtype, s.whole, at);
-    }
-    fill_from(b.host().view(), values);
+    fill_from(b.host().view(), values_of(s, operand, feed));
     b.send();
     return b;
+  }
+
+  // The shard of an operand or cotangent that a feed gives. Shots repeat feeds: what was drawn is kept.
+  std::vector<double> values_of(const Slot& s, int operand, const Feed& feed) {
+    const auto picked = [&](const std::vector<double>& whole) {
+      std::vector<double> values;
+      for (int64_t at : s.indices) values.push_back(whole.at(size_t(at)));
+      return values;
+    };
+    for (const auto& e : feed.basis) {
+      if (e.operand != operand) continue;
+      std::vector<double> values;
+      for (int64_t at : s.indices) values.push_back(double(at == e.index));
+      return values;
+    }
+    for (const auto& g : feed.given)
+      if (g.operand == operand) return picked(g.value);
+    if (s.operand.role == Operand::output && !s.operand.gradient) return std::vector<double>(s.indices.size());
+    std::vector<double>& drawn = drawn_[{operand, feed.fill, feed.seed, feed.range}];
+    if (drawn.empty()) drawn = draw_shard(s, feed);
+    return drawn;
+  }
+
+  static std::vector<double> draw_shard(const Slot& s, const Feed& feed) {
+    if (s.operand.below == 0)
+      return draw_at({feed.fill, feed.seed, feed.range, s.operand.contraction}, s.name, s.dtype, s.whole, s.indices);
+    std::vector<double> values;
+    for (int64_t at : s.indices) values.push_back(draw_index(feed.seed, s.name, s.operand.below, at));
+    return values;
   }
 
   static std::vector<View> views(const std::vector<Placed>& buffers) {
@@ -496,6 +508,7 @@ class Execution {
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
   std::map<int, Flight> flights_;
+  std::map<std::tuple<int, Fill, uint64_t, int64_t>, std::vector<double>> drawn_;  // by operand and feed
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false;
