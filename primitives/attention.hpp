@@ -91,6 +91,8 @@ class AttentionRing : public ContextAttention {
   void attend(ContextRank&, const AttentionSaved&, Softmax&) override;
   void differentiate(ContextRank&, const AttentionSaved&, const Incoming&, Outgoing&) override;
 
+  virtual Communicator& ring(ContextRank&);                     // the ranks that keys turn on
+  virtual std::vector<Label> keys_of(ContextRank&, int owner);  // owner: a place on that ring
   virtual int direction() const { return 1; }
   virtual int steps_forward(int ranks) const { return ranks; }
   // The hop of dK, dV after a step; 0: they stay.
@@ -120,6 +122,30 @@ class AttentionAllToAll : public Kernel {
   View home(ContextRank&, const Values&, const View& like, DType);
   std::unique_ptr<AttentionCore> core_;
   int64_t pairs_ = 0;
+};
+
+// Runs of `inner` ranks u exchange tokens for heads, the P = p/u runs form a ring. With zigzag the
+// tokens of a run are the shard of a P-rank zigzag, so runs are contiguous on cp. lse goes home
+// with a fifth exchange.
+class AttentionHierarchical : public AttentionRing {
+ public:
+  explicit AttentionHierarchical(
+      std::unique_ptr<AttentionCore> core = std::make_unique<AttentionCore>())
+      : AttentionRing(std::move(core)) {}
+  std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
+                                 std::span<const View> outputs) override;
+  void backward(Rank&, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override;
+
+ protected:
+  Communicator& ring(ContextRank&) override;
+  std::vector<Label> keys_of(ContextRank&, int owner) override;
+  virtual Communicator& run(ContextRank&);  // the ranks that exchange heads
+
+ private:
+  std::vector<Label> labels_of_run(const ContextRank&, int run, bool keys) const;
+  Buffer by_heads(ContextRank&, const View& by_tokens);
+  void by_tokens(ContextRank&, const Values& by_heads, const View& to);
 };
 
 }  // namespace shardproof::primitives

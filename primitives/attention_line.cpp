@@ -250,4 +250,17 @@ std::optional<Rejected> refused_attention_alltoall(const Case& line) {
            "kv_heads divisible by cp, or cp by kv_heads where they are copied", met, legal));
 }
 
+std::optional<Rejected> refused_attention_hierarchical(const Case& line) {
+  if (Refusal r = refused_attention(line)) return r;
+  const int64_t tp = line.ranks(Axis::tp), p = line.ranks(Axis::cp), u = line.at("inner");
+  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") / tp;
+  return first_refusal(
+      when(p % u != 0, "inner that divides cp=" + std::to_string(p), said(line, "inner"),
+           "choose a divisor"),
+      when(n % u != 0 || g % u != 0, "heads and kv_heads divisible by inner",
+           std::to_string(n) + " heads and " + std::to_string(g) + " kv_heads on a tp rank, " +
+               said(line, "inner"),
+           "inner=" + std::to_string(nearest_legal(n, g, u)) + " is the nearest legal"));
+}
+
 }  // namespace shardproof::primitives

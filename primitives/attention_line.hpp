@@ -51,6 +51,7 @@ double number_of(const Case&, const char* key, double fallback);  // fallback wh
 std::optional<Rejected> refused_context(const Case&);
 std::optional<Rejected> refused_attention(const Case&);
 std::optional<Rejected> refused_attention_alltoall(const Case&);
+std::optional<Rejected> refused_attention_hierarchical(const Case&);
 
 // The first refusal that is met.
 template <class... Refusals>

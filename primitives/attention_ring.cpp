@@ -32,19 +32,26 @@ int64_t message(const AttentionSaved& saved) { return saved.k.elements() + saved
 
 }  // namespace
 
+Communicator& AttentionRing::ring(ContextRank& c) { return c.cp; }
+
+std::vector<Label> AttentionRing::keys_of(ContextRank& c, int owner) {
+  return core_->keys(c.context, owner);
+}
+
 void AttentionRing::attend(ContextRank& c, const AttentionSaved& saved, Softmax& sum) {
-  const int p = c.cp.size(), me = c.cp.rank(), steps = steps_forward(p);
+  Communicator& group = ring(c);
+  const int p = group.size(), me = group.rank(), steps = steps_forward(p);
   Turning kv(c, c.storage, message(saved));
   put(kv.here, to_doubles(saved.k), to_doubles(saved.v));
   for (int step = 0; step < steps; ++step) {
     const bool goes_on = step + 1 < steps;
-    const Ticket hop = goes_on ? c.cp.shift(kv.here, kv.next, direction()) : Ticket{};
+    const Ticket hop = goes_on ? group.shift(kv.here, kv.next, direction()) : Ticket{};
     const int owner = modulo(me - direction() * step, p);
-    const auto labels = core_->keys(c.context, owner);
+    const auto labels = keys_of(c, owner);
     const KeysAndValues held(kv.here, size_t(saved.k.elements()));
     saved.pass->add(sum, saved.pass->block(labels, me, owner, p, step), held.k, held.v);
     if (!goes_on) break;
-    c.cp.wait(hop);
+    group.wait(hop);
     kv.turn();
   }
 }
@@ -53,7 +60,8 @@ void AttentionRing::attend(ContextRank& c, const AttentionSaved& saved, Softmax&
 // ranks owner .. me-1, the own part is added, and after p hops the whole sum is home.
 void AttentionRing::differentiate(ContextRank& c, const AttentionSaved& saved, const Incoming& in,
                                   Outgoing& out) {
-  const int p = c.cp.size(), me = c.cp.rank();
+  Communicator& group = ring(c);
+  const int p = group.size(), me = group.rank();
   const size_t keys = size_t(saved.k.elements());
   Turning kv(c, c.storage, message(saved)), dkv(c, c.wire, message(saved));
   put(kv.here, to_doubles(saved.k), to_doubles(saved.v));
@@ -62,15 +70,15 @@ void AttentionRing::differentiate(ContextRank& c, const AttentionSaved& saved, c
   Ticket arriving{};
   for (int step = 0; step < p; ++step) {
     const bool goes_on = step + 1 < p;
-    const Ticket hop = goes_on ? c.cp.shift(kv.here, kv.next, direction()) : Ticket{};
+    const Ticket hop = goes_on ? group.shift(kv.here, kv.next, direction()) : Ticket{};
     const int owner = modulo(me - direction() * step, p);
-    const auto labels = core_->keys(c.context, owner);
+    const auto labels = keys_of(c, owner);
     const KeysAndValues held(keys_in_backward(kv.here, own), keys);
     Values dk(saved.k.elements()), dv(saved.v.elements());
     saved.pass->add_gradients(saved.pass->block(labels, me, owner, p, step), in.rows, held.k,
                               held.v, in.g, out.q, dk, dv);
     if (step > 0) {
-      c.cp.wait(arriving);
+      group.wait(arriving);
       dkv.turn();
       const KeysAndValues before(dkv.here, keys);
       for (size_t i = 0; i < dk.size(); ++i) dk[i] = saved.pass->kept(before.k[i] + dk[i]);
@@ -78,12 +86,12 @@ void AttentionRing::differentiate(ContextRank& c, const AttentionSaved& saved, c
     }
     put(dkv.here, dk, dv);
     const int onward = gradient_hop(step, p);
-    if (onward != 0) arriving = c.cp.shift(dkv.here, dkv.next, onward);
+    if (onward != 0) arriving = group.shift(dkv.here, dkv.next, onward);
     if (goes_on) {
-      c.cp.wait(hop);
+      group.wait(hop);
       kv.turn();
     } else if (onward != 0) {
-      c.cp.wait(arriving);
+      group.wait(arriving);
       dkv.turn();
     }
   }

@@ -128,7 +128,7 @@ using linears::extent;
 using linears::together;
 using linears::toggle;
 
-enum class Strategy { allgather, ring, alltoall };
+enum class Strategy { allgather, ring, alltoall, hierarchical };
 
 // ---- What a line says
 
@@ -330,6 +330,37 @@ std::vector<Traffic> alltoall_traffic(const Case& c, const std::string&, int) {
   return due;
 }
 
+// Exchanges inside runs of u ranks around a ring of p/u of them; its messages are as long as ever:
+// u times the tokens, 1/u of the heads.
+std::vector<Traffic> hierarchical_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  const int64_t u = c.at("inner"), P = l.p / u, lse = l.o / c.at("v_dim");
+  const std::string run = u == l.p ? "cp" : fmt::format("cp/{}", u),
+                    ring = u == 1 ? "cp" : fmt::format("cp%{}", u);
+  std::vector<Traffic> due;
+  auto exchange = [&](bool backward, int64_t n, DType dtype) {
+    if (u == 1) return;
+    due.push_back(call(Op::all_to_all, backward, n, dtype));
+    due.back().label = run;
+  };
+  auto hop = [&](bool backward, DType dtype) {
+    due.push_back(call(Op::shift, backward, l.k + l.v, dtype, 1));
+    due.back().label = ring;
+  };
+  for (const int64_t n : {l.q, l.k, l.v}) exchange(false, n, c.dtype());
+  for (int64_t i = 0; i + 1 < P; ++i) hop(false, c.dtype());
+  exchange(false, l.o, c.dtype());
+  exchange(false, lse, lse_type(c));
+  exchange(true, l.o, c.dtype());
+  if (c.on("lse_grad")) exchange(true, lse, lse_type(c));
+  for (int64_t i = 0; i < P && P > 1; ++i) {
+    if (i + 1 < P) hop(true, c.dtype());
+    hop(true, wire_of(c));
+  }
+  for (const int64_t n : {l.q, l.k, l.v}) exchange(true, n, c.dtype());
+  return due;
+}
+
 // ---- Keys and cases
 
 std::vector<Key> keys(Strategy strategy) {
@@ -356,6 +387,11 @@ std::vector<Key> keys(Strategy strategy) {
            number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
            toggle("lse_grad", "off", "a cotangent on lse as well")})
     list.push_back(std::move(k));
+  if (strategy == Strategy::hierarchical) {
+    Key inner = extent("inner", "", 1, "ranks of a run that exchanges heads; left out: 2, or 1");
+    inner.derive = [](const Case& c) { return std::string(ranks(c) % 2 ? "1" : "2"); };
+    list.push_back(inner);
+  }
   if (alltoall)
     list.push_back(toggle("kv_replicate", "off", "copy key heads where there are fewer than cp"));
   return list;
@@ -382,6 +418,9 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
                                        "docs=1,2,3,4,5,6,7", "docs=17,1"};
   std::vector<std::string> heads{"heads=8 kv_heads=1", "heads=8 kv_heads=8 head_dim=1",
                                  "heads=4 head_dim=4 v_dim=1"};
+  if (strategy == Strategy::hierarchical)
+    heads = {"inner=4", "inner=1", "inner=4 lse_grad=on docs=7,1,8",
+             "heads=8 kv_heads=2 head_dim=4"};
   if (alltoall)
     heads = {"heads=8 kv_heads=1 kv_replicate=on", "heads=8 kv_heads=2 kv_replicate=on lse_grad=on",
              "heads=8 kv_heads=8 head_dim=1", "heads=8 head_dim=4 v_dim=1"};
@@ -427,14 +466,16 @@ Contract attention(const char* name, Strategy strategy, const char* summary) {
   c.family = "attention";
   c.summary = summary;
   c.keys = keys(strategy);
-  c.precondition = strategy == Strategy::alltoall ? primitives::refused_attention_alltoall
-                                                  : primitives::refused_attention;
+  c.precondition = strategy == Strategy::alltoall       ? primitives::refused_attention_alltoall
+                   : strategy == Strategy::hierarchical ? primitives::refused_attention_hierarchical
+                                                        : primitives::refused_attention;
   c.operands = [strategy](const Case& line) { return operands(line, strategy); };
   c.forward = forward;
   c.backward = backward;
-  c.traffic = strategy == Strategy::allgather ? allgather_traffic
-              : strategy == Strategy::ring    ? ring_traffic
-                                              : alltoall_traffic;
+  c.traffic = strategy == Strategy::allgather  ? allgather_traffic
+              : strategy == Strategy::ring     ? ring_traffic
+              : strategy == Strategy::alltoall ? alltoall_traffic
+                                               : hierarchical_traffic;
   c.cases = [=](const std::string& tier) { return cases_of(name, tier, strategy); };
   c.illegal = illegal_of(name);
   c.visible = visible;
@@ -462,6 +503,11 @@ void family_attention(Registry& r) {
   alltoall.illegal.push_back("attention_alltoall cp=3 heads=8 kv_heads=8");
   alltoall.illegal.push_back("attention_alltoall cp=4 heads=12 kv_heads=3 kv_replicate=on");
   r.add(std::move(alltoall));
+  Contract hierarchical = attention("attention_hierarchical", Strategy::hierarchical,
+                                    "attention, heads exchanged in runs, keys turning across them");
+  hierarchical.illegal.push_back("attention_hierarchical cp=4 inner=3");
+  hierarchical.illegal.push_back("attention_hierarchical cp=4 inner=4 heads=8 kv_heads=2");
+  r.add(std::move(hierarchical));
   const auto ours = [&](const char* contract, auto make) {
     Subject s;
     s.contract = contract;
@@ -470,6 +516,8 @@ void family_attention(Registry& r) {
   };
   ours("attention_allgather", [] { return std::make_unique<primitives::AttentionAllGather>(); });
   ours("attention_ring", [] { return std::make_unique<primitives::AttentionRing>(); });
+  ours("attention_hierarchical",
+       [] { return std::make_unique<primitives::AttentionHierarchical>(); });
   ours("attention_alltoall", [] { return std::make_unique<primitives::AttentionAllToAll>(); });
 }
 

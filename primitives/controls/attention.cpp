@@ -268,6 +268,18 @@ struct AllToAllAlongBatch final : AttentionAllToAll {
   }
 };
 
+// ---- Hierarchical
+
+// Runs that exchange heads are strided, {0,2} and {1,3}, positions are those of {0,1} and {2,3}.
+struct InnerGroupStrided final : AttentionHierarchical {
+  Communicator& run(ContextRank& c) override {
+    return c.cp.across(c.cp.size() / int(c.line.at("inner")));
+  }
+  Communicator& ring(ContextRank& c) override {
+    return c.cp.inner(c.cp.size() / int(c.line.at("inner")));
+  }
+};
+
 // ---- What catches them
 
 template <class Core>
@@ -362,6 +374,9 @@ const Row rows[] = {
      "deepspeedai/DeepSpeed, test reference of FPDT", zigzag4, "more than one head on the rank"},
     {alltoall, "a2a_axis_swapped", kernel<AllToAllAlongBatch>, "forward", "ledger",
      "deepspeedai/Megatron-DeepSpeed 406", "cp=2 mask=causal seq=16 batch=3", "batch >= 2"},
+    {"attention_hierarchical", "inner_group_strided", kernel<InnerGroupStrided>, "forward,ledger",
+     "", "runs of ranks taken along the other axis of the same group", zigzag4,
+     "cp=4, inner=2, causal or a window (full: ledger only)"},
     {ring, "ring_reversed_full_mask", kernel<RingReversed>, "ledger", "forward,gradient",
      "a ring that turns the other way, right in value", "cp=4", "p >= 3", true},
 };

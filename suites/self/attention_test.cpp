@@ -207,6 +207,18 @@ TEST(AttentionTraffic, FourExchangesEachWay) {
   EXPECT_EQ(48 + 24 + 40 + 80, 4 * (4 + 2) * (3 + 5));
 }
 
+// u = 2 of 4 ranks: exchanges in runs, one hop of K, V and two of dK, dV of unchanged length.
+TEST(AttentionTraffic, HierarchicalExchangesInRunsAndTurnsAcrossThem) {
+  const Case line =
+      line_of("attention_hierarchical cp=4 inner=2 tokens=16 heads=4 kv_heads=2 v_dim=5");
+  std::vector<std::string> list;
+  for (const Traffic& t : contract_of(line).traffic(line, "", 0))
+    list.push_back((t.backward ? "B " : "F ") + t.label + " " + std::to_string(t.count));
+  EXPECT_EQ(list, (Calls{"F cp/2 48", "F cp/2 24", "F cp/2 40", "F cp%2 64", "F cp/2 80",
+                         "F cp/2 16", "B cp/2 80", "B cp%2 64", "B cp%2 64", "B cp%2 64",
+                         "B cp/2 48", "B cp/2 24", "B cp/2 40"}));
+}
+
 int64_t elements(const std::string& text) {
   const Case line = line_of(text);
   int64_t n = 0;
@@ -399,6 +411,7 @@ TEST(AttentionOnRanks, PackedIsEachDocumentAlone) {
   expect_packed_is_alone<primitives::AttentionRing>("attention_ring");
   expect_packed_is_alone<primitives::AttentionAllGather>("attention_allgather");
   expect_packed_is_alone<primitives::AttentionAllToAll>("attention_alltoall");
+  expect_packed_is_alone<primitives::AttentionHierarchical>("attention_hierarchical");
 }
 
 // The kernel computes the pairs that are due on its rank and no more: blocks that no query sees
