@@ -163,6 +163,7 @@ std::string gemms_text(const Contract& contract, const Case& line, bool backward
 
 // Members of a call's group through a rank; empty for groups that are no product of axes.
 std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank) {
+  if (label == name(Axis::rep)) return mesh.group({Axis::rep}, rank);
   std::vector<Axis> axes;
   std::string word;
   for (char c : (label == "world" ? "" : label) + ",") {

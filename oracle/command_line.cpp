@@ -21,6 +21,8 @@
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/command.hpp"
+#include "oracle/digest/log.hpp"
+#include "oracle/drift.hpp"
 #include "oracle/due.hpp"
 #include "oracle/float_environment.hpp"
 #include "oracle/gate.hpp"
@@ -142,6 +144,19 @@ const std::vector<OptionName>& list_options() {
   return options;
 }
 
+const std::vector<OptionName>& drift_options() {
+  static const std::vector<OptionName> options = {
+      {"--steps", "N", "training steps (100)"},
+      {"--optimizer", "NAME", "sgd (default) or adam"},
+      {"--json", "FILE", "write what was found as an object"},
+      {"--log", "FILE", "write a digest log of the run"},
+      {"--logs", "A [B]", "in place of a line: digest logs of one run, or of two"},
+      in_process_option,
+      scale_option,
+      seed_option};
+  return options;
+}
+
 struct CommandName {
   const char *name, *words, *help;
   const std::vector<OptionName>& options;
@@ -156,6 +171,7 @@ const std::vector<CommandName>& commands() {
       {"list", "PATTERN", "everything that can be named", list_options()},
       {"explain", "LINE", "what a line would do, without running it", none},
       {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
+      {"drift", "LINE", "train it, and name the first step that goes wrong", drift_options()},
   };
   return all;
 }
@@ -591,6 +607,55 @@ int explain(const Words& words, const Registry& registry) {
   return exit_passed;
 }
 
+// ---- drift
+
+void write_json(const Words& words, const std::string& json) {
+  const std::string* path = single(words, "--json");
+  if (!path) return;
+  std::FILE* file = std::fopen(path->c_str(), "w");
+  const bool written = file && std::fwrite(json.data(), 1, json.size(), file) == json.size();
+  if (!(file && std::fclose(file) == 0 && written))
+    throw Infrastructure(fmt::format("--json: expected a file that can be written, met '{}' ({})",
+                                     *path, std::strerror(errno)));
+}
+
+// `--logs A B`: the second file stands among the plain words.
+int drift_of_logs(const Words& words) {
+  std::vector<std::string> files = words.values.at("--logs");
+  files.insert(files.end(), words.plain.begin(), words.plain.end());
+  if (files.size() > 2 || files[0].empty())
+    throw BadInput(fmt::format("--logs: expected one digest log or two, met {}", files.size()));
+  std::vector<digest::Log> logs;
+  for (const std::string& file : files) logs.push_back(digest::read_log(file));
+  const digest::LogReport report =
+      logs.size() == 1 ? digest::judge_log(logs[0]) : digest::compare_logs(logs[0], logs[1]);
+  say(coloured(digest::log_text(report, logs)));
+  write_json(words, digest::log_json(report, logs));
+  return report.findings.empty() ? exit_passed : exit_failed;
+}
+
+int drift_command(const Words& words, const Registry& registry, int argc, char** argv) {
+  if (const auto logs = words.values.find("--logs");
+      logs != words.values.end() && !logs->second.empty())
+    return drift_of_logs(words);
+  DriftOptions o;
+  o.steps = single_integer(words, "--steps", 100, 10'000'000);
+  if (const std::string* name = single(words, "--optimizer")) {
+    if (*name != "sgd" && *name != "adam") refuse("--optimizer", "sgd or adam", *name);
+    o.optimizer = *name;
+  }
+  o.log = text_of(words, "--log");
+  const Options common = options_of(words, argc, argv);
+  DriftLine line = parse_drift(words_of_line(words), registry);
+  if (common.seed) line.line.set("seed", std::to_string(*common.seed));
+  catch_interrupts();
+  const DriftReport report = run_drift(line, o, common, registry);
+  say(coloured(drift_text(report, line, o, common.program)));
+  write_json(words, drift_json(report, line, o, common.program));
+  if (interrupted()) return exit_interrupted;
+  return report.drifted() ? exit_failed : exit_passed;
+}
+
 int obey(int argc, char** argv, const Registry& registry) {
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (!arguments.empty() && arguments[0] == "--worker") return worker_main(argc, argv, registry);
@@ -607,6 +672,7 @@ int obey(int argc, char** argv, const Registry& registry) {
   if (name == "run") return run(words, registry, argc, argv);
   if (name == "list") return list(words, registry);
   if (name == "explain") return explain(words, registry);
+  if (name == "drift") return drift_command(words, registry, argc, argv);
   return shrink(words, registry, argc, argv);
 }
 

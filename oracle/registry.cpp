@@ -385,7 +385,7 @@ void check_together(Case& line, const Registry& registry) {
   if (control.find('@') != std::string::npos)
     throw BadInput(
         fmt::format("key 'control': expected a control's name, met {}; a step after '@' "
-                    "belongs to drift runs, which are not there yet",
+                    "belongs to `drift`",
                     shown(control)));
   if (!subject.empty()) registry.subject(line.contract, subject);
   if (!control.empty()) registry.control(line.contract, control);

@@ -1,0 +1,423 @@
+#include "oracle/digest/log.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "oracle/case.hpp"
+
+namespace shardproof::digest {
+namespace {
+
+// ---- Reading
+
+const char* const keys[] = {"step",     "phase", "tensor", "axis",    "rank",  "digest", "coverage",
+                            "elements", "nan",   "inf",    "negzero", "dtype", "mode",   "unit"};
+constexpr size_t key_count = sizeof keys / sizeof *keys;
+
+struct Word {
+  size_t column = 0;  // of the value, from 1
+  std::string value;
+};
+
+class LineReader {
+ public:
+  LineReader(const std::string& path, int64_t number) : path_(path), number_(number) {}
+
+  LogLine read(const std::string& line) const {
+    const std::vector<Word> w = words(line);
+    LogLine r;
+    r.number = number_;
+    r.step = integer(w[0], "a step from 0 on");
+    r.phase = name(w[1]), r.tensor = name(w[2]);
+    axes(w[3], r);
+    place(w[4], r);
+    hex(w[5], r.digest.lane);
+    hex(w[6], r.digest.coverage);
+    uint64_t* const counts[] = {&r.digest.elements, &r.digest.nans, &r.digest.infinities,
+                                &r.digest.negative_zeros};
+    for (size_t i = 0; i < 4; ++i) *counts[i] = uint64_t(integer(w[7 + i], "a count from 0 on"));
+    const auto dtype = dtype_from(w[11].value);
+    if (!dtype) refuse(w[11], "one of f64, f32, bf16, f16, i64, i32");
+    r.hash = hash_of(r.tensor, *dtype, choice(w[12], "raw", "canon") ? SHARDPROOF_CANON
+                                                                     : SHARDPROOF_RAW);
+    r.hash.unit = choice(w[13], "element", "word") ? SHARDPROOF_WORD : SHARDPROOF_ELEMENT;
+    return r;
+  }
+
+ private:
+  [[noreturn]] void refuse(size_t column, const std::string& expected,
+                           const std::string& met) const {
+    std::string shown = met.substr(0, 40);
+    for (char& c : shown)
+      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    throw BadInput(fmt::format("{}:{}:{}: expected {}, met {}", path_, number_, column, expected,
+                               shown.empty() ? "nothing" : "'" + shown + "'"));
+  }
+  [[noreturn]] void refuse(const Word& w, const std::string& expected) const {
+    refuse(w.column, expected, w.value);
+  }
+
+  std::vector<Word> words(const std::string& line) const {
+    std::vector<Word> found;
+    size_t at = 0;
+    for (size_t k = 0; k < key_count; ++k) {
+      const size_t end = std::min(line.find(' ', at), line.size());
+      const std::string word = line.substr(std::min(at, line.size()), end - std::min(at, end)),
+                        key = std::string(keys[k]) + "=";
+      if (!word.starts_with(key)) refuse(std::min(at, line.size()) + 1, key + "...", word);
+      found.push_back({at + key.size() + 1, word.substr(key.size())});
+      at = end + 1;
+    }
+    if (at <= line.size()) refuse(at, "the end of the line", line.substr(at));
+    return found;
+  }
+
+  int64_t integer(const Word& w, const char* expected) const {
+    int64_t v = 0;
+    const char *begin = w.value.data(), *end = begin + w.value.size();
+    const auto [last, error] = std::from_chars(begin, end, v);
+    if (error != std::errc{} || last != end || v < 0) refuse(w, expected);
+    return v;
+  }
+  std::string name(const Word& w) const {
+    if (w.value.empty()) refuse(w, "a name");
+    return w.value;
+  }
+  bool choice(const Word& w, const char* no, const char* yes) const {
+    if (w.value != no && w.value != yes) refuse(w, fmt::format("{} or {}", no, yes));
+    return w.value == yes;
+  }
+  void hex(const Word& w, uint64_t (&lanes)[2]) const {
+    if (w.value.size() != 32) refuse(w, "32 hex digits");
+    for (int lane = 0; lane < 2; ++lane) {
+      const char *begin = w.value.data() + 16 * lane, *end = begin + 16;
+      const auto [last, error] = std::from_chars(begin, end, lanes[lane], 16);
+      if (error != std::errc{} || last != end) refuse(w, "32 hex digits");
+    }
+  }
+  static std::vector<std::string> split(const std::string& text) {
+    std::vector<std::string> parts;
+    std::istringstream in(text);
+    for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
+    if (text.empty() || text.back() == ',') parts.emplace_back();
+    return parts;
+  }
+  void axes(const Word& w, LogLine& r) const {
+    for (const std::string& part : split(w.value)) {
+      const size_t colon = part.find(':');
+      const std::string kind = colon == std::string::npos ? "" : part.substr(colon + 1);
+      if (colon == 0 || (kind != "S" && kind != "I"))
+        refuse(w, "axes such as tp:S,dp:I (S: a shard, I: a copy)");
+      r.axes.emplace_back(part.substr(0, colon), kind[0]);
+    }
+  }
+  void place(const Word& w, LogLine& r) const {
+    size_t column = w.column;
+    for (const std::string& part : split(w.value)) {
+      r.place.push_back(integer({column, part}, "a rank on each axis, such as 3,0"));
+      column += part.size() + 1;
+    }
+    if (r.place.size() != r.axes.size())
+      refuse(w, fmt::format("{} rank{}, one for each axis", r.axes.size(),
+                            r.axes.size() == 1 ? "" : "s"));
+  }
+
+  const std::string& path_;
+  int64_t number_;
+};
+
+// ---- A tensor at a step and phase
+
+using Place = std::vector<int64_t>;
+
+struct Entry {
+  int64_t step = 0;
+  std::string phase, tensor;
+  std::vector<const LogLine*> lines;
+
+  bool is(const LogLine& l) const {
+    return l.step == step && l.phase == phase && l.tensor == tensor;
+  }
+};
+
+// By step, within it in the order in which the log names them first.
+std::vector<Entry> entries_of(const Log& log) {
+  std::vector<Entry> entries;
+  std::map<std::tuple<int64_t, std::string, std::string>, size_t> known;
+  for (const LogLine& l : log.lines) {
+    const auto [at, is_new] = known.try_emplace({l.step, l.phase, l.tensor}, entries.size());
+    if (is_new) entries.push_back({l.step, l.phase, l.tensor, {}});
+    entries[at->second].lines.push_back(&l);
+  }
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return a.step < b.step; });
+  return entries;
+}
+
+Place part_of(const LogLine& l, char kind) {
+  Place p;
+  for (size_t i = 0; i < l.axes.size(); ++i)
+    if (l.axes[i].second == kind) p.push_back(l.place[i]);
+  return p;
+}
+
+std::string place_text(const LogLine& l) {
+  std::string text;
+  for (size_t i = 0; i < l.axes.size(); ++i)
+    text += fmt::format("{}{}={}", i ? "," : "", l.axes[i].first, l.place[i]);
+  return text;
+}
+
+LogFinding finding(const Entry& e, std::string what, std::string means, std::string rank = "") {
+  return {e.step, e.phase, e.tensor, std::move(what), std::move(means), std::move(rank)};
+}
+
+// The sum over the shards beside the first copy.
+Digest whole(const Entry& e) {
+  Digest total{};
+  const Place first = part_of(*e.lines[0], 'I');
+  for (const LogLine* l : e.lines)
+    if (part_of(*l, 'I') == first) shardproof_digest_add(&total, &l->digest);
+  return total;
+}
+
+bool told_alike(const Entry& e, LogReport& r) {
+  std::set<Place> places;
+  for (const LogLine* l : e.lines) {
+    if (l->axes != e.lines[0]->axes || !l->comparable_with(*e.lines[0])) {
+      r.findings.push_back(finding(e,
+                                   fmt::format("line {} says another axis, dtype, mode or unit "
+                                               "than line {}",
+                                               l->number, e.lines[0]->number),
+                                   "the ranks do not log the same tensor in the same way",
+                                   place_text(*l)));
+      return false;
+    }
+    if (places.insert(l->place).second) continue;
+    r.findings.push_back(finding(e, fmt::format("line {} repeats a rank", l->number),
+                                 "a rank logs a tensor twice, or two ranks think that they are one",
+                                 place_text(*l)));
+    return false;
+  }
+  return true;
+}
+
+void judge_copies(const Entry& e, LogReport& r) {
+  std::map<Place, std::vector<const LogLine*>> copies;
+  for (const LogLine* l : e.lines) copies[part_of(*l, 'S')].push_back(l);
+  for (const auto& [place, lines] : copies) {
+    const LogLine* other = nullptr;  // the first that parts from the majority
+    std::map<std::string, size_t> camps;
+    for (const LogLine* l : lines) ++camps[text(l->digest)];
+    if (camps.size() < 2) continue;
+    const auto largest = std::max_element(camps.begin(), camps.end(), [](auto& a, auto& b) {
+      return a.second < b.second;
+    });
+    const std::string right =
+        largest->second == camps[text(lines[0]->digest)] ? text(lines[0]->digest) : largest->first;
+    for (const LogLine* l : lines)
+      if (!other && text(l->digest) != right) other = l;
+    r.findings.push_back(
+        finding(e, fmt::format("copies part: {} of {} agree", largest->second, lines.size()),
+                "a gradient was not summed over the ranks that hold this tensor, or each rank made "
+                "its own",
+                place_text(*other)));
+    return;
+  }
+}
+
+void judge_coverage(const Entry& e, LogReport& r) {
+  constexpr uint64_t most = 1 << 24;
+  const Digest d = whole(e);
+  const bool words = e.lines[0]->hash.unit == SHARDPROOF_WORD;
+  const uint64_t units = words ? d.elements * shardproof_size(e.lines[0]->hash.dtype) / 8
+                               : d.elements;
+  if (units > most || covers(d, e.lines[0]->hash, units)) return;
+  r.findings.push_back(finding(e,
+                               fmt::format("the indices are not 0 to {}, each once", units - 1),
+                               "shards overlap or leave elements out: two ranks own one index, or "
+                               "none does"));
+}
+
+void judge_numbers(const Entry& e, LogReport& r) {
+  for (const LogLine* l : e.lines)
+    if (l->digest.nans + l->digest.infinities > 0) {
+      r.findings.push_back(finding(e,
+                                   fmt::format("{} NaN and {} infinite of {} elements",
+                                               l->digest.nans, l->digest.infinities,
+                                               l->digest.elements),
+                                   "numbers are no longer finite", place_text(*l)));
+      return;
+    }
+}
+
+int64_t steps_in(const std::vector<Entry>& entries) {
+  std::set<int64_t> steps;
+  for (const Entry& e : entries) steps.insert(e.step);
+  return int64_t(steps.size());
+}
+
+void note_ends(const Log& log, LogReport& r) {
+  if (!log.truncated.empty()) r.notes.push_back(log.path + ": " + log.truncated);
+}
+
+std::string named(const LogFinding& f) {
+  return fmt::format("step {}, phase {}, tensor {}{}", f.step, f.phase, f.tensor,
+                     f.rank.empty() ? "" : ", " + f.rank);
+}
+
+std::string files_text(const std::vector<Log>& logs) {
+  std::string text;
+  for (const Log& l : logs) text += (text.empty() ? "" : " ") + l.path;
+  return text;
+}
+
+std::string quoted(const std::string& text) {
+  std::string q = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\')
+      q += std::string("\\") + c;
+    else if (static_cast<unsigned char>(c) < 0x20)
+      q += fmt::format("\\u{:04x}", int(c));
+    else
+      q += c;
+  }
+  return q + "\"";
+}
+
+}  // namespace
+
+bool LogLine::comparable_with(const LogLine& o) const {
+  return hash.dtype == o.hash.dtype && hash.mode == o.hash.mode && hash.unit == o.hash.unit;
+}
+
+Log parse_log(const std::string& text, const std::string& path) {
+  Log log;
+  log.path = path;
+  size_t at = 0;
+  for (int64_t number = 1; at < text.size(); ++number) {
+    const size_t end = text.find('\n', at);
+    if (end == std::string::npos) {
+      log.truncated = fmt::format(
+          "the last line ends after {} bytes without a line end; read up to line {}, the last "
+          "whole record",
+          text.size() - at, number - 1);
+      break;
+    }
+    if (end > at) log.lines.push_back(LineReader(path, number).read(text.substr(at, end - at)));
+    at = end + 1;
+  }
+  if (log.lines.empty())
+    throw BadInput(fmt::format("{}:1:1: expected a digest log, one record a line, met {}", path,
+                               text.empty() ? "an empty file" : "no whole record"));
+  return log;
+}
+
+Log read_log(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (in) text << in.rdbuf();
+  if (!in)
+    throw BadInput(fmt::format("--logs: expected a file that can be read, met '{}'", path));
+  return parse_log(text.str(), path);
+}
+
+LogReport judge_log(const Log& log) {
+  LogReport r;
+  const auto entries = entries_of(log);
+  r.tensors = int64_t(entries.size());
+  r.steps = steps_in(entries);
+  note_ends(log, r);
+  for (const Entry& e : entries) {
+    if (!told_alike(e, r)) continue;
+    judge_copies(e, r);
+    judge_coverage(e, r);
+    judge_numbers(e, r);
+  }
+  return r;
+}
+
+LogReport compare_logs(const Log& a, const Log& b) {
+  LogReport r;
+  const auto of_a = entries_of(a), of_b = entries_of(b);
+  r.steps = std::min(steps_in(of_a), steps_in(of_b));
+  note_ends(a, r), note_ends(b, r);
+  std::map<std::tuple<int64_t, std::string, std::string>, const Entry*> in_b;
+  for (const Entry& e : of_b) in_b[{e.step, e.phase, e.tensor}] = &e;
+  const int64_t last = std::min(of_a.back().step, of_b.back().step);
+  if (of_a.back().step != of_b.back().step)
+    r.notes.push_back(fmt::format("{} ends at step {}, {} at step {}", a.path, of_a.back().step,
+                                  b.path, of_b.back().step));
+  int64_t missing = 0;
+  for (const Entry& e : of_a) {
+    const auto found = in_b.find({e.step, e.phase, e.tensor});
+    if (found == in_b.end()) {
+      missing += e.step <= last;
+      continue;
+    }
+    ++r.tensors;
+    const Entry& other = *found->second;
+    if (!e.lines[0]->comparable_with(*other.lines[0])) {
+      r.findings.push_back(finding(e, "the logs hash it in another dtype, mode or unit",
+                                   "digests of different kinds say nothing about each other"));
+      continue;
+    }
+    const Digest x = whole(e), y = whole(other);
+    if (same(x, y)) continue;
+    r.findings.push_back(finding(
+        e, fmt::format("{} {}, {} {}", a.path, text(x), b.path, text(y)),
+        x.elements != y.elements
+            ? fmt::format("the runs do not hold the same tensor: {} and {} elements", x.elements,
+                          y.elements)
+            : "the runs part here; everything that the logs hold before it is equal"));
+  }
+  if (missing > 0)
+    r.notes.push_back(fmt::format("{} records of {} are not in {}", missing, a.path, b.path));
+  if (r.tensors == 0)
+    throw BadInput(fmt::format("--logs: expected two logs of the same tensors, met {} and {}, "
+                               "which share no step, phase and tensor",
+                               a.path, b.path));
+  return r;
+}
+
+std::string log_text(const LogReport& r, const std::vector<Log>& logs) {
+  std::string text;
+  if (r.findings.empty()) {
+    text = fmt::format("NO DRIFT   {}   {} steps, {} tensors compared\n", files_text(logs), r.steps,
+                       r.tensors);
+  } else {
+    const LogFinding& f = r.findings[0];
+    text = fmt::format("DRIFT      {}    step {}, {}: {}\n", files_text(logs), f.step, f.phase,
+                       f.tensor);
+    text += fmt::format("{:<10} {}   {}\n{:<10} {}\n", "at", named(f), f.what, "means", f.means);
+    if (r.findings.size() > 1)
+      text += fmt::format("{:<10} {} more, next: {}\n", "also", r.findings.size() - 1,
+                          named(r.findings[1]));
+  }
+  for (const std::string& note : r.notes) text += fmt::format("{:<10} {}\n", "note", note);
+  return text;
+}
+
+std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
+  const LogFinding* f = r.findings.empty() ? nullptr : &r.findings[0];
+  std::vector<std::string> notes, paths;
+  for (const std::string& n : r.notes) notes.push_back(quoted(n));
+  for (const Log& l : logs) paths.push_back(quoted(l.path));
+  auto known = [&](const std::string& value) { return f ? value : std::string("null"); };
+  const LogFinding none, &g = f ? *f : none;
+  return fmt::format(
+      "{{\n  \"schema\": 1,\n  \"logs\": [{}],\n  \"drift\": {},\n  \"first_step\": {},\n  "
+      "\"phase\": {},\n  \"parameter\": {},\n  \"rank\": {},\n  \"index\": [],\n  \"what\": {},\n  "
+      "\"means\": {},\n  \"findings\": {},\n  \"steps\": {},\n  \"notes\": [{}]\n}}\n",
+      fmt::join(paths, ", "), f != nullptr, known(std::to_string(g.step)), known(quoted(g.phase)),
+      known(quoted(g.tensor)), g.rank.empty() ? "null" : quoted(g.rank), known(quoted(g.what)),
+      known(quoted(g.means)), r.findings.size(), r.steps, fmt::join(notes, ", "));
+}
+
+}  // namespace shardproof::digest

@@ -1,0 +1,643 @@
+// The parent of a training run: evaluates the reference at the ranks' own parameters, step by step,
+// and once the run has gone wrong follows it beside one that has not.
+#include "oracle/drift.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "fixtures/sharding.hpp"
+#include "oracle/checks/judging.hpp"
+#include "oracle/checks/patterns.hpp"
+#include "oracle/command.hpp"
+#include "oracle/digest/digest.hpp"
+#include "oracle/drift_ranks.hpp"
+#include "oracle/interrupt.hpp"
+#include "oracle/run.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace drift;
+using digest::Digest;
+
+constexpr const char* gradient_check = "gradient against the reference";
+constexpr const char* forward_check = "forward against the reference";
+constexpr const char* hash_check = "hash of replicas";
+constexpr const char* sum_check = "sums of the training step, recomputed";
+constexpr const char* update_check = "update of the optimizer, recomputed";
+
+const char* phase_name(int tag) {
+  return tag == after_backward ? "after backward" : tag == before_step ? "before the step"
+                                                                       : "after the step";
+}
+
+// Gradients after the step's own sums: what was partial is there on every rank.
+Layout summed(Layout gradient) {
+  for (auto& [axis, placement] : gradient)
+    if (placement.kind == Placement::partial) placement = I();
+  return gradient;
+}
+Layout layout_at(const Operand& o, int tag) {
+  if (tag == after_step) return o.layout;
+  return tag == before_step ? summed(dual(o.layout)) : dual(o.layout);
+}
+
+double sum_of_squares(const std::vector<double>& v) {
+  double s = 0;
+  for (double x : v) s += x * x;
+  return s;
+}
+
+// A training run of one process, in double, from given parameters.
+struct OneProcess {
+  std::vector<Whole> inputs;  // by operand; parameters are kept, the rest is drawn
+  Optimizer optimizer;
+  double loss = 0;
+};
+
+class Watch {
+ public:
+  Watch(const DriftLine& line, const DriftOptions& options, const Registry& registry,
+        DriftReport& report)
+      : line_(line.line), options_(options), contract_(registry.contract(line.line.contract)),
+        report_(report), replayed_(options.optimizer, options.rate) {
+    e_.line = &line_;
+    e_.contract = &contract_;
+    e_.declared = declared_of(line_, registry);
+    e_.mesh = line_.mesh();
+    e_.operands = contract_.operands(line_);
+    for (const Operand& o : e_.operands) e_.inputs += o.role != Operand::output;
+    Shot shot;
+    shot.feeds[0].fill = Fill::cancelling;  // no statement about random data: deterministic bounds
+    e_.shots.assign(1, shot);
+    for (int k = 0; k < e_.inputs; ++k)
+      before_.push_back(trained(k) ? initial(line_, e_.operands[size_t(k)], e_.mesh) : Whole{});
+    for (int r = 0; r < e_.mesh.world(); ++r) {
+      ranks_.emplace_back(options.optimizer, options.rate);
+      for (int k = 0; k < e_.inputs; ++k)
+        ranks_.back().parameters.push_back(trained(k) ? local(before_[size_t(k)], k, r)
+                                                      : std::vector<double>());
+    }
+    if (!options.log.empty()) log_ = std::fopen(options.log.c_str(), "w");
+    if (!options.log.empty() && !log_)
+      throw BadInput(fmt::format("--log: expected a file that can be written, met '{}' ({})",
+                                 options.log, std::strerror(errno)));
+  }
+  ~Watch() {
+    if (log_) std::fclose(log_);
+  }
+  Watch(const Watch&) = delete;
+
+  // The records of one step, one a rank. False: the run has ended.
+  bool see(int64_t step, std::vector<ShotRecord> records) {
+    if (ended(step, records)) return false;
+    e_.ranks.assign(records.size(), RankRecord{});
+    for (size_t r = 0; r < records.size(); ++r) {
+      e_.ranks[r].rank = int(r);
+      e_.ranks[r].shots.push_back(std::move(records[r]));
+    }
+    report_.steps = step + 1;
+    const bool had_drifted = report_.drifted();
+    if (!had_drifted) {
+      judge_forward_and_gradients(step);
+      judge_hashes(step, after_backward);
+      if (report_.seen.empty()) judge_sums(step);
+      judge_hashes(step, before_step);
+    }
+    // The optimizer's state is followed even where the verdict is known.
+    judge_update(step, had_drifted);
+    if (!had_drifted) judge_hashes(step, after_step);
+    write_log(step);
+    if (report_.drifted()) follow(step);
+    const double loss = loss_of_ranks(step);
+    if (step == 0) report_.first_loss = loss;
+    report_.last_loss = loss;
+    remember();
+    return true;
+  }
+
+ private:
+  struct OfRank {
+    OfRank(const std::string& optimizer, double rate) : replay(optimizer, rate) {}
+    std::vector<std::vector<double>> parameters;  // local, by operand
+    Optimizer replay;
+  };
+
+  bool trained(int k) const {
+    const Operand& o = e_.operands[size_t(k)];
+    return o.role == Operand::parameter && o.gradient;
+  }
+  std::vector<double> local(const Whole& w, int k, int rank) const {
+    const Operand& o = e_.operands[size_t(k)];
+    std::vector<double> values;
+    for (int64_t i : whole_indices(o.shape, o.layout, e_.mesh, rank))
+      values.push_back(w.value[size_t(i)]);
+    return values;
+  }
+  std::vector<double> values(int rank, int tag, int operand, bool gradient) const {
+    std::vector<double> v;
+    if (const ResultTensor* t = e_.result(rank, 0, tag, operand, gradient)) judging::read(*t, v);
+    return v;
+  }
+  // What the ranks hold, as a whole; of copies the first rank's.
+  Whole gathered(int tag, int operand, bool gradient, const Layout& layout) const {
+    const Operand& o = e_.operands[size_t(operand)];
+    Whole w{whole_shape(o.shape, layout, e_.mesh), {}};
+    w.value.resize(size_t(product(w.shape)));
+    for (int r = e_.mesh.world(); r-- > 0;) {
+      const auto at = whole_indices(o.shape, layout, e_.mesh, r);
+      const auto v = values(r, tag, operand, gradient);
+      for (size_t i = 0; i < at.size() && i < v.size(); ++i) w.value[size_t(at[i])] = v[i];
+    }
+    return w;
+  }
+  std::vector<Whole> inputs_of(int64_t step, int64_t m, const std::vector<Whole>& parameters) const {
+    std::vector<Whole> in;
+    for (int k = 0; k < e_.inputs; ++k)
+      in.push_back(trained(k) ? parameters[size_t(k)]
+                              : input_or_parameter(step, m, k));
+    return in;
+  }
+  Whole input_or_parameter(int64_t step, int64_t m, int k) const {
+    const Operand& o = e_.operands[size_t(k)];
+    return o.role == Operand::parameter ? initial(line_, o, e_.mesh)
+                                        : input_of(line_, o, e_.mesh, step, m);
+  }
+
+  bool ended(int64_t step, const std::vector<ShotRecord>& records) {
+    int blamed = -1;
+    for (size_t r = 0; r < records.size(); ++r) {
+      if (records[r].status == ShotRecord::ok) continue;
+      if (blamed < 0 || records[size_t(blamed)].status == ShotRecord::released) blamed = int(r);
+    }
+    if (blamed < 0) return false;
+    report_.ended = fmt::format("rank {} {}", blamed, judging::what_ended(records[size_t(blamed)]));
+    report_.ended_at = step;
+    return true;
+  }
+
+  void add(const char* check, int64_t step, const char* phase, Finding f, const Operand& o) {
+    f.tensor = o.name;
+    report_.seen.push_back({check, step, phase, std::move(f)});
+  }
+
+  // ---- The reference at the ranks' own parameters
+
+  void judge_forward_and_gradients(int64_t step) {
+    std::vector<Whole> sum;
+    std::vector<std::vector<Addend>> addends(size_t(e_.inputs));
+    std::vector<std::vector<Whole>> kept;
+    std::vector<std::vector<Gauge>> gauges(static_cast<size_t>(microbatches(line_)));
+    for (int64_t m = 0; m < microbatches(line_); ++m) {
+      const Case line = line_of(line_, step, m);
+      const auto in = inputs_of(step, m, before_);
+      std::vector<Gauge> output_gauges;
+      const auto out = contract_.forward(line, in, &output_gauges);
+      std::vector<Whole> cotangents;
+      for (size_t k = 0; k < out.size(); ++k) {
+        const int operand = e_.inputs + int(k);
+        const Operand& o = e_.operands[size_t(operand)];
+        if (!report_.drifted()) judge_output(step, m, operand, out[k], output_gauges[k]);
+        cotangents.push_back(gathered(microbatch + int(m), operand, true, dual(o.layout)));
+      }
+      kept.push_back(contract_.backward(line, in, cotangents, &gauges[size_t(m)]));
+    }
+    if (report_.drifted()) return;
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k)) continue;
+      Whole want = kept[0][size_t(k)];
+      std::vector<Addend> parts;
+      for (size_t m = 0; m < kept.size(); ++m) {
+        const Whole& g = kept[m][size_t(k)];
+        for (size_t i = 0; m > 0 && i < g.value.size(); ++i) want.value[i] += g.value[i];
+        parts.push_back({e_.shots[0].feeds[0], &g, &gauges[m][size_t(k)]});
+      }
+      const Operand& o = e_.operands[size_t(k)];
+      const auto bound = parts.size() == 1
+                             ? bound_of(e_, o, true, want, *parts[0].gauge)
+                             : bound_of_sum(e_, o, parts);
+      judge_against(step, after_backward, k, true, want, bound, gradient_check, "after backward");
+    }
+  }
+
+  void judge_output(int64_t step, int64_t m, int operand, const Whole& want, const Gauge& gauge) {
+    judge_against(step, microbatch + int(m), operand, false, want,
+                  bound_of(e_, e_.operands[size_t(operand)], false, want, gauge), forward_check,
+                  "forward");
+  }
+
+  void judge_against(int64_t step, int tag, int operand, bool gradient, const Whole& want,
+                     const std::function<double(int64_t)>& bound, const char* check,
+                     const char* phase) {
+    const Operand& o = e_.operands[size_t(operand)];
+    Compared c = compare(e_, 0, tag, operand, gradient, want, bound);
+    report_.gradients += gradient;
+    if (!c.finding) report_.worst_ratio = std::max(report_.worst_ratio, c.worst_ratio);
+    if (c.finding) add(check, step, phase, std::move(*c.finding), o);
+  }
+
+  // ---- Hashes of what has to be equal
+
+  void judge_hashes(int64_t step, int tag) {
+    if (!report_.seen.empty() && report_.seen[0].phase != phase_name(tag)) return;
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k)) continue;
+      const Operand& o = e_.operands[size_t(k)];
+      const Layout layout = layout_at(o, tag);
+      std::vector<Digest> digests;
+      for (int r = 0; r < e_.mesh.world(); ++r) digests.push_back(digest_at(r, tag, k));
+      ++report_.hashes;
+      const auto apart = digest::parted(e_.mesh, layout, digests);
+      if (apart.empty()) continue;
+      add(hash_check, step, phase_name(tag), parting(tag, k, layout, apart, digests), o);
+    }
+  }
+
+  Digest digest_at(int rank, int tag, int k) const {
+    Digest d{};
+    const ResultTensor* t = e_.result(rank, 0, digest_of + tag, k, tag != after_step);
+    if (t && t->bytes.size() == sizeof d) std::memcpy(&d, t->bytes.data(), sizeof d);
+    return d;
+  }
+
+  // The first parted rank beside one that holds a copy of the same elements.
+  Finding parting(int tag, int k, const Layout& layout, const std::vector<int>& apart,
+                  const std::vector<Digest>& digests) const {
+    const bool gradient = tag != after_step;
+    const ResultTensor* got = e_.result(apart[0], 0, tag, k, gradient);
+    const auto own = whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, apart[0]);
+    Finding f;
+    for (int r = 0; r < e_.mesh.world(); ++r) {
+      if (digest::same(digests[size_t(r)], digests[size_t(apart[0])]) ||
+          whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, r) != own)
+        continue;
+      const ResultTensor* want = e_.result(r, 0, tag, k, gradient);
+      if (got && want) f = judging::difference(e_, {got, apart[0]}, {want, r});
+      f.message = fmt::format("{} part{} from rank {}", judging::ranks_text(apart, 0),
+                              apart.size() == 1 ? "s" : "", r);
+      break;
+    }
+    f.rank = apart[0];
+    f.ranks = apart;
+    f.means = gradient ? "copies of a parameter are about to be updated with different gradients: "
+                         "a sum over their ranks is missing, or each made its own"
+                       : "copies of a parameter are no longer equal";
+    return f;
+  }
+
+  // ---- What the training step itself does, computed again
+
+  void judge_sums(int64_t step) {
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k)) continue;
+      const Operand& o = e_.operands[size_t(k)];
+      const auto axes = owed(o, e_.mesh);
+      for (int r = 0; r < e_.mesh.world(); ++r) {
+        std::vector<double> due = values(r, after_backward, k, true);
+        if (!axes.empty()) {
+          std::fill(due.begin(), due.end(), 0.0);
+          bool first = true;
+          for (int member : e_.mesh.group(axes, r)) {
+            const auto part = values(member, after_backward, k, true);
+            for (size_t i = 0; i < due.size(); ++i) due[i] = first ? part[i] : due[i] + part[i];
+            first = false;
+          }
+          const DType type = e_.result(r, 0, after_backward, k, true)->dtype;
+          for (double& v : due) v = round_to(v, type);
+        }
+        if (recomputed(step, before_step, k, r, due, sum_check,
+                       "the gradient that the step is about to spend is not the sum of the ranks' "
+                       "gradients"))
+          break;
+      }
+    }
+  }
+
+  void judge_update(int64_t step, bool quiet) {
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k)) continue;
+      bool told = quiet || (!report_.seen.empty() && report_.seen[0].phase != phase_name(after_step));
+      for (int r = 0; r < e_.mesh.world(); ++r) {
+        std::vector<double> due = ranks_[size_t(r)].parameters[size_t(k)];
+        ranks_[size_t(r)].replay.step(k, due, values(r, before_step, k, true),
+                                      e_.dtype_of(e_.operands[size_t(k)]));
+        if (!told)
+          told = recomputed(step, after_step, k, r, due, update_check,
+                            "the parameter is not what the optimizer makes of the summed gradient: "
+                            "it was updated before the sum, or written to since");
+        ranks_[size_t(r)].parameters[size_t(k)] = values(r, after_step, k, false);
+      }
+    }
+  }
+
+  // Whether what the rank holds differs from what is due; then it is told.
+  bool recomputed(int64_t step, int tag, int k, int rank, const std::vector<double>& due,
+                  const char* check, const char* means) {
+    const Operand& o = e_.operands[size_t(k)];
+    const auto got = values(rank, tag, k, tag != after_step);
+    int64_t wrong = 0, worst = -1;
+    double off = -1;
+    for (size_t i = 0; i < due.size(); ++i) {
+      if (got[i] == due[i] || (std::isnan(got[i]) && std::isnan(due[i]))) continue;
+      ++wrong;
+      const double apart = std::isfinite(got[i] - due[i]) ? std::abs(got[i] - due[i]) : INFINITY;
+      if (apart > off) off = apart, worst = int64_t(i);
+    }
+    if (wrong == 0) return false;
+    const Layout layout = layout_at(o, tag);
+    const int64_t at = whole_indices(o.shape, layout, e_.mesh, rank)[size_t(worst)];
+    Finding f;
+    f.numeric = true;
+    f.got = got[size_t(worst)], f.want = due[size_t(worst)], f.error = off, f.ratio = INFINITY;
+    f.rank = rank, f.ranks = {rank};
+    f.wrong = wrong, f.compared = int64_t(due.size());
+    f.where = index_text(o.name, at, o.shape, layout, e_.mesh, false);
+    f.index = judging::coordinates(at, whole_shape(o.shape, layout, e_.mesh));
+    f.means = means;
+    add(check, step, phase_name(tag), std::move(f), o);
+    return true;
+  }
+
+  // ---- Beside a run that has not drifted
+
+  double loss_of_ranks(int64_t step) const {
+    double loss = 0;
+    for (int64_t m = 0; m < microbatches(line_); ++m)
+      for (size_t k = size_t(e_.inputs); k < e_.operands.size(); ++k)
+        loss += loss_of(step, m, e_.operands[k],
+                        gathered(microbatch + int(m), int(k), false, e_.operands[k].layout));
+    return loss;
+  }
+  double loss_of(int64_t step, int64_t m, const Operand& o, const Whole& y) const {
+    const Whole t = target_of(line_, o, e_.mesh, step, m);
+    double sum = 0;
+    for (size_t i = 0; i < y.value.size(); ++i)
+      sum += (y.value[i] - t.value[i]) * (y.value[i] - t.value[i]);
+    return sum / (2 * elements_of_loss(line_, e_.operands));
+  }
+
+  // One step of one process; the loss before it.
+  double advance(int64_t step) {
+    double loss = 0;
+    std::vector<Whole> sum(static_cast<size_t>(e_.inputs));
+    for (int64_t m = 0; m < microbatches(line_); ++m) {
+      const Case line = line_of(line_, step, m);
+      const auto in = inputs_of(step, m, twin_);
+      const auto out = contract_.forward(line, in, nullptr);
+      std::vector<Whole> cotangents;
+      for (size_t k = 0; k < out.size(); ++k) {
+        const Operand& o = e_.operands[size_t(e_.inputs) + k];
+        loss += loss_of(step, m, o, out[k]);
+        cotangents.push_back(cotangent(step, m, o, out[k]));
+      }
+      const auto gradients = contract_.backward(line, in, cotangents, nullptr);
+      for (size_t k = 0; k < sum.size(); ++k) {
+        if (sum[k].value.empty()) sum[k] = gradients[k];
+        else
+          for (size_t i = 0; i < sum[k].value.size(); ++i) sum[k].value[i] += gradients[k].value[i];
+      }
+    }
+    for (int k = 0; k < e_.inputs; ++k)
+      if (trained(k))
+        replayed_.step(k, twin_[size_t(k)].value, sum[size_t(k)].value, DType::f64);
+    return loss;
+  }
+
+  // The whole (stacked) cotangent: of copies that ranks use alone only the first counts.
+  Whole cotangent(int64_t step, int64_t m, const Operand& o, const Whole& y) const {
+    const Layout layout = dual(o.layout);
+    Whole g{whole_shape(o.shape, layout, e_.mesh), {}};
+    g.value.resize(size_t(product(g.shape)));
+    const Whole t = target_of(line_, o, e_.mesh, step, m);
+    const double n = elements_of_loss(line_, e_.operands);
+    for (int r = 0; r < e_.mesh.world(); ++r) {
+      if (!seeds_loss(o, e_.mesh, r)) continue;
+      const auto to = whole_indices(o.shape, layout, e_.mesh, r),
+                 from = denoted_indices(o.shape, o.layout, e_.mesh, r);
+      for (size_t i = 0; i < to.size(); ++i)
+        g.value[size_t(to[i])] = (y.value[size_t(from[i])] - t.value[size_t(from[i])]) / n;
+    }
+    return g;
+  }
+
+  void follow(int64_t step) {
+    if (twin_.empty()) twin_ = before_;
+    const double loss = loss_of_ranks(step), usual = advance(step);
+    twin_losses_.push_back(usual);
+    double squares = 0, size = 0, apart = 0;
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k)) continue;
+      const Operand& o = e_.operands[size_t(k)];
+      size += sum_of_squares(twin_[size_t(k)].value);
+      // Of each element the copy that is furthest off.
+      std::vector<double> furthest(twin_[size_t(k)].value.size()), low(furthest.size(), INFINITY),
+          high(furthest.size(), -INFINITY);
+      for (int r = 0; r < e_.mesh.world(); ++r) {
+        const auto at = whole_indices(o.shape, o.layout, e_.mesh, r);
+        const auto& own = ranks_[size_t(r)].parameters[size_t(k)];
+        for (size_t i = 0; i < at.size(); ++i) {
+          const size_t j = size_t(at[i]);
+          furthest[j] = std::max(furthest[j], std::abs(own[i] - twin_[size_t(k)].value[j]));
+          low[j] = std::min(low[j], own[i]), high[j] = std::max(high[j], own[i]);
+        }
+      }
+      for (size_t j = 0; j < low.size(); ++j) apart = std::max(apart, high[j] - low[j]);
+      squares += sum_of_squares(furthest);
+    }
+    report_.distance.emplace_back(step, std::sqrt(squares / std::max(size, 1e-300)));
+    report_.replicas_apart = apart;
+
+    // What is usual: how far the losses of the last 8 steps of the other run lie apart.
+    const size_t last = std::min<size_t>(twin_losses_.size(), 8);
+    const auto [least, most] = std::minmax_element(twin_losses_.end() - int64_t(last), twin_losses_.end());
+    spread_ = std::max(spread_, *most - *least);
+    report_.loss_off = std::abs(loss - usual) / std::abs(usual);
+    report_.loss_usual = spread_ / std::abs(usual);
+    if (!report_.loss_told && !(std::abs(loss - usual) <= spread_) && twin_losses_.size() > 1)
+      report_.loss_told = step;
+  }
+
+  void remember() {
+    for (int k = 0; k < e_.inputs; ++k)
+      if (trained(k))
+        before_[size_t(k)] = gathered(after_step, k, false, e_.operands[size_t(k)].layout);
+  }
+
+  void write_log(int64_t step) {
+    if (!log_) return;
+    static const char* const phases[] = {"backward", "gradient", "step"};
+    for (int tag : {int(after_backward), int(before_step), int(after_step)})
+      for (int k = 0; k < e_.inputs; ++k) {
+        if (!trained(k)) continue;
+        const Operand& o = e_.operands[size_t(k)];
+        std::string axes;
+        bool partial = false;
+        for (const auto& [axis, placement] : layout_at(o, tag)) {
+          if (e_.mesh.size(axis) == 1) continue;
+          partial = partial || placement.kind == Placement::partial;
+          axes += fmt::format("{}{}:{}", axes.empty() ? "" : ",", name(axis),
+                              placement.kind == Placement::shard ? 'S' : 'I');
+        }
+        if (partial) continue;  // has no digest before it is reduced
+        for (int r = 0; r < e_.mesh.world(); ++r) {
+          std::string place;
+          for (const auto& [axis, placement] : layout_at(o, tag))
+            if (e_.mesh.size(axis) > 1)
+              place += fmt::format("{}{}", place.empty() ? "" : ",", e_.mesh.coordinate(r, axis));
+          const ResultTensor* t = e_.result(r, 0, tag, k, tag != after_step);
+          if (!t) continue;
+          const auto hash = digest::hash_of(o.name, t->dtype);
+          const Digest d = digest_at(r, tag, k);
+          shardproof_digest_write(log_, step, phases[tag], o.name.c_str(),
+                                  axes.empty() ? "none:I" : axes.c_str(),
+                                  place.empty() ? "0" : place.c_str(), &hash, &d);
+        }
+      }
+  }
+
+  const Case line_;
+  const DriftOptions& options_;
+  const Contract& contract_;
+  DriftReport& report_;
+  Evidence e_;
+  std::vector<Whole> before_, twin_;
+  std::vector<OfRank> ranks_;
+  Optimizer replayed_;
+  std::vector<double> twin_losses_;
+  double spread_ = 0;
+  std::FILE* log_ = nullptr;
+};
+
+void require_trainable(const DriftLine& d, const Registry& registry) {
+  const Contract& contract = registry.contract(d.line.contract);
+  check_legal(d.line, registry);
+  check_world(d.line);
+  const auto operands = contract.operands(d.line);
+  const bool parameters = std::any_of(operands.begin(), operands.end(), [](const Operand& o) {
+    return o.role == Operand::parameter && o.gradient;
+  });
+  if (!parameters || !declared_of(d.line, registry).backward)
+    throw BadInput(fmt::format("drift: expected a contract with parameters to train, met {}; "
+                               "`block` is one",
+                               d.line.contract));
+  for (const Operand& o : operands)
+    for (const auto& [axis, placement] : o.layout)
+      if (o.role == Operand::output && placement.kind == Placement::partial)
+        throw BadInput(fmt::format("drift: expected outputs that a loss can be taken of, met {} of "
+                                   "{}, which is a partial sum on {}",
+                                   o.name, d.line.contract, name(axis)));
+  const std::string& transport = d.line.text("transport");
+  if (transport != "processes" && transport != "threads")
+    throw BadInput(fmt::format(
+        "key 'transport': expected processes or threads in a drift run, met {}", transport));
+  if (!d.line.text("fault").empty())
+    throw BadInput("key 'fault': expected control=NAME@STEP in a drift run, met a fault operator");
+}
+
+std::string lost(const std::vector<RankOutcome>& outcomes) {
+  for (const RankOutcome::End end : {RankOutcome::signalled, RankOutcome::exited,
+                                     RankOutcome::hung, RankOutcome::threw})
+    for (size_t r = 0; r < outcomes.size(); ++r)
+      if (outcomes[r].end == end)
+        return fmt::format("rank {} {} in {}", r,
+                           end == RankOutcome::hung     ? "made no progress until its deadline"
+                           : end == RankOutcome::exited ? "left the process"
+                           : outcomes[r].text.empty()   ? "died"
+                                                        : outcomes[r].text,
+                           stands(outcomes[r].trace));
+  return "the ranks ended without a record";
+}
+
+}  // namespace
+
+const std::vector<std::pair<std::string, std::string>>& drift_faults() {
+  static const std::vector<std::pair<std::string, std::string>> faults = {
+      {"gradient_reduced_after_step",
+       "the optimizer spends the rank's own gradient, and the sum over dp and cp is made after it"},
+      {"replica_bit_flip", "after an update the lowest bit of one parameter of the last rank flips"}};
+  return faults;
+}
+
+std::string DriftLine::text() const {
+  std::string words = print(line);
+  if (!control.empty()) words += fmt::format(" control={}@{}", control, from);
+  return words;
+}
+
+DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) {
+  DriftLine d;
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    if (!word->starts_with("control=")) continue;
+    d.control = word->substr(8);
+    if (const size_t at = d.control.find('@'); at != std::string::npos) {
+      d.from = parse_integer("control", d.control.substr(at + 1), 0, 1'000'000'000);
+      d.control.resize(at);
+    }
+    words.erase(word);
+    break;
+  }
+  d.line = parse_words(words, registry);
+  const bool of_the_step = std::any_of(drift_faults().begin(), drift_faults().end(),
+                                       [&](const auto& f) { return f.first == d.control; });
+  if (!d.control.empty() && !of_the_step) {
+    const Control& c = registry.control(d.line.contract, d.control);
+    if (!c.make)
+      throw BadInput(fmt::format("key 'control': expected a broken kernel or a fault of the "
+                                 "training step, met '{}', which is a fault of collectives",
+                                 d.control));
+  }
+  require_trainable(d, registry);
+  return d;
+}
+
+DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const Options& common,
+                      const Registry& registry) {
+  const auto begin = std::chrono::steady_clock::now();
+  DriftReport report;
+  report.line = line.text();
+  DriftOptions given = options;
+  if (given.rate == 0) given.rate = given.optimizer == "adam" ? 0.003 : 0.1;
+  Watch watch(line, given, registry, report);
+  WorldSpec spec;
+  spec.transport = line.line.text("transport");
+  spec.ranks = line.line.world();
+  spec.deadline_scale = common.deadline_scale;
+  spec.in_process = common.in_process && spec.transport == "threads";
+  auto world = start_world(spec, drift::rank_main(registry));
+
+  Work work{0, 0, print_canonical(line.line), line.control, line.from, given.optimizer, given.rate};
+  const int64_t most = steps_of_job(
+      line.line, registry.contract(line.line.contract).operands(line.line));
+  uint32_t number = 0;
+  for (bool on = true; on && work.first < options.steps && !interrupted();
+       work.first += work.count) {
+    work.count = std::min(most, options.steps - work.first);
+    const auto outcomes = world->run(drift::serialize(work), ++number, case_deadline_seconds);
+    std::vector<RankRecord> records;
+    for (const RankOutcome& o : outcomes)
+      if (auto r = o.end == RankOutcome::finished ? parse_record(o.record) : std::nullopt)
+        records.push_back(std::move(*r));
+    if (records.size() != outcomes.size()) {
+      report.ended = lost(outcomes);
+      report.ended_at = work.first;
+      break;
+    }
+    for (int64_t s = 0; on && s < work.count; ++s) {
+      std::vector<ShotRecord> step;
+      for (RankRecord& r : records)
+        step.push_back(size_t(s) < r.shots.size() ? std::move(r.shots[size_t(s)]) : ShotRecord{});
+      on = watch.see(work.first + s, std::move(step));
+    }
+  }
+  report.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return report;
+}
+
+}  // namespace shardproof

@@ -1,0 +1,438 @@
+// One rank of a training run. Everything but the kernel is the judge's own and deterministic, so
+// that the parent can compute it again from what the rank recorded.
+#include "oracle/drift_ranks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "fixtures/fills.hpp"
+#include "fixtures/random.hpp"
+#include "fixtures/sharding.hpp"
+#include "oracle/digest/digest.hpp"
+#include "oracle/float_environment.hpp"
+
+namespace shardproof::drift {
+namespace {
+
+constexpr int64_t batches = 4;  // data repeat after so many microbatches, so that a loss can fall
+
+Whole normals(const Case& line, const Operand& o, const Layout& layout, const Mesh& mesh,
+              const std::string& stream, uint64_t seed, double scale, DType storage) {
+  Whole w{whole_shape(o.shape, layout, mesh), {}};
+  const Stream123 numbers(line.seed() + seed, stream);
+  w.value.resize(size_t(product(w.shape)));
+  for (size_t i = 0; i < w.value.size(); ++i)
+    w.value[i] = round_to(scale * numbers.normal(i), storage);
+  return w;
+}
+
+DType storage_of(const Case& line, const Operand& o) {
+  return o.fixed_dtype ? o.dtype_override : line.dtype();
+}
+
+// The rank as a kernel sees it.
+class TrainingRank final : public Rank {
+ public:
+  TrainingRank(const Case& line, const Contract& contract, RankHost& host)
+      : line_(line), contract_(contract), mesh_(line.mesh()), host_(host),
+        ledger_(*host.state, *host.door) {
+    host.state->rank = host.rank, host.state->size = host.size;
+    host.state->mesh = &mesh_, host.state->trace = host.trace;
+  }
+  const Case& line() const override { return line_; }
+  int world_rank() const override { return host_.rank; }
+  int world_size() const override { return host_.size; }
+  const Mesh& mesh() const override { return mesh_; }
+  Stream stream() const override { return nullptr; }
+  Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
+  Communicator& along(const std::vector<Axis>& axes) override {
+    std::string label;
+    for (Axis a : axes) label += (label.empty() ? "" : ",") + std::string(name(a));
+    return communicator(mesh_.group(axes, host_.rank), label);
+  }
+  Communicator& world() override {
+    std::vector<int> all;
+    for (int r = 0; r < host_.size; ++r) all.push_back(r);
+    return communicator(all, "world");
+  }
+  View workspace(DType dtype, std::vector<int64_t> shape) override {
+    workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
+    return workspaces_.back()->view();
+  }
+  void require_legal() const override {
+    if (!contract_.precondition) return;
+    if (auto refused = contract_.precondition(line_)) throw *refused;
+  }
+  bool accumulates() const override { return microbatches(line_) > 1; }
+
+  void begin(const Case& line, Phase phase) {
+    line_ = line;
+    host_.state->mesh = &mesh_;
+    host_.state->phase = phase;
+  }
+  void end_step() {
+    workspaces_.clear();
+    ledger_.take();
+    host_.state->phase = Phase::harness;
+  }
+
+ private:
+  Communicator& communicator(std::vector<int> members, const std::string& label) {
+    auto& c = communicators_[label];
+    if (!c) {
+      Group g;
+      g.me = int(std::find(members.begin(), members.end(), host_.rank) - members.begin());
+      g.id = group_id(members);
+      g.members = std::move(members);
+      g.label = label;
+      c = std::make_unique<Communicator>(std::move(g), ledger_);
+    }
+    return *c;
+  }
+  Case line_;
+  const Contract& contract_;
+  Mesh mesh_;
+  RankHost host_;  // made anew for every job; what it points to stays
+  LedgerDoor ledger_;
+  std::map<std::string, std::unique_ptr<Communicator>> communicators_;
+  std::vector<std::unique_ptr<Buffer>> workspaces_;
+};
+
+struct Tensor {
+  Operand operand;
+  int number = 0;  // in the contract's order
+  std::vector<int64_t> local, indices;
+};
+
+class Trainer {
+ public:
+  Trainer(RankHost& host, const Work& work, const Registry& registry)
+      : line_(parse(work.line, registry)), contract_(registry.contract(line_.contract)),
+        mesh_(line_.mesh()), rank_(line_, contract_, host), me_(host.rank),
+        healthy_(registry.subject(line_.contract, line_.text("subject")).make()),
+        optimizer_(work.optimizer, work.rate) {
+    const bool named = !work.control.empty();
+    const auto known = [&](const Control& c) {
+      return c.contract == line_.contract && c.name == work.control;
+    };
+    for (const Control& c : registry.controls())
+      if (named && known(c) && c.make) broken_ = c.make();
+    int number = 0;
+    for (const Operand& o : contract_.operands(line_)) {
+      Tensor t{o, number++, local_shape(o.shape, o.layout, mesh_, me_),
+               whole_indices(o.shape, o.layout, mesh_, me_)};
+      (o.role == Operand::output ? outputs_ : inputs_).push_back(std::move(t));
+    }
+    for (const Tensor& t : inputs_) {
+      if (t.operand.role != Operand::parameter) continue;
+      const Whole w = initial(line_, t.operand, mesh_);
+      std::vector<double>& own = parameters_[t.number];
+      for (int64_t i : t.indices) own.push_back(w.value[size_t(i)]);
+    }
+  }
+
+  ShotRecord step(int64_t number, const Work& work) {
+    const bool broken = !work.control.empty() && number >= work.from;
+    fault_ = broken && !broken_ ? work.control : "";
+    Kernel& kernel = broken && broken_ ? *broken_ : *healthy_;
+    ShotRecord record;
+    record.status = ShotRecord::ok;
+    try {
+      train(kernel, number, record);
+    } catch (const Released& e) {
+      record.cause = e.cause;
+      stop(record, ShotRecord::released, number, e.what());
+    } catch (const Rejected& e) {
+      stop(record, ShotRecord::rejected, number, e.what());
+    } catch (const Infrastructure& e) {
+      stop(record, ShotRecord::infrastructure, number, e.what());
+    } catch (const std::exception& e) {
+      stop(record, ShotRecord::threw, number, e.what());
+    }
+    rank_.end_step();
+    return record;
+  }
+
+ private:
+  static void stop(ShotRecord& r, ShotRecord::Status status, int64_t step, const char* text) {
+    r.status = status, r.step = int(step), r.text = text;
+  }
+
+  void train(Kernel& kernel, int64_t number, ShotRecord& record) {
+    auto gradients = gradient_buffers();
+    for (int64_t m = 0; m < microbatches(line_); ++m)
+      run_microbatch(kernel, number, m, gradients, record);
+    for (const Tensor* t : trained())
+      keep(*t, after_backward, true, gradients[size_t(t->number)], record);
+    if (fault_ == "gradient_reduced_after_step") {
+      update(gradients, record);
+      sum_owed(gradients);
+    } else {
+      sum_owed(gradients);
+      for (const Tensor* t : trained())
+        keep(*t, before_step, true, gradients[size_t(t->number)], record);
+      update(gradients, record);
+      return;
+    }
+    for (const Tensor* t : trained())
+      keep(*t, before_step, true, gradients[size_t(t->number)], record);
+  }
+
+  std::vector<Buffer> gradient_buffers() const {
+    std::vector<Buffer> buffers(inputs_.size());
+    for (const Tensor& t : inputs_) {
+      if (t.operand.role == Operand::index || !t.operand.gradient) continue;
+      DType type = storage_of(line_, t.operand);
+      const bool parameter = t.operand.role == Operand::parameter;
+      if (parameter && line_.has("grad")) type = dtype_from(line_.text("grad")).value_or(type);
+      buffers[size_t(t.number)] = Buffer(type, t.local);
+      if (parameter && rank_.accumulates())
+        fill_from(buffers[size_t(t.number)].view(), std::vector<double>(t.indices.size()));
+    }
+    return buffers;
+  }
+
+  Buffer filled(const Tensor& t, std::span<const double> values) const {
+    Buffer b(storage_of(line_, t.operand), t.local);
+    fill_from(b.view(), values);
+    return b;
+  }
+  std::vector<double> own(const Tensor& t, const Whole& w) const {
+    std::vector<double> values;
+    for (int64_t i : t.indices) values.push_back(w.value[size_t(i)]);
+    return values;
+  }
+  static std::vector<View> views(const std::vector<Buffer>& buffers) {
+    std::vector<View> v;
+    for (const Buffer& b : buffers) v.push_back(b.view());
+    return v;
+  }
+
+  void run_microbatch(Kernel& kernel, int64_t number, int64_t m, std::vector<Buffer>& gradients,
+                      ShotRecord& record) {
+    const Case line = line_of(line_, number, m);
+    std::vector<Buffer> inputs, outputs, cotangents;
+    for (const Tensor& t : inputs_)
+      inputs.push_back(t.operand.role == Operand::parameter
+                           ? filled(t, parameters_[t.number])
+                           : filled(t, own(t, input_of(line_, t.operand, mesh_, number, m))));
+    for (const Tensor& t : outputs_) outputs.emplace_back(storage_of(line_, t.operand), t.local);
+    rank_.begin(line, Phase::forward);
+    const auto saved = kernel.forward(rank_, views(inputs), views(outputs));
+    for (size_t k = 0; k < outputs_.size(); ++k) {
+      cotangents.push_back(cotangent(outputs_[k], outputs[k], number, m));
+      keep(outputs_[k], microbatch + int(m), false, outputs[k], record);
+      keep(outputs_[k], microbatch + int(m), true, cotangents[k], record);
+    }
+    rank_.begin(line, Phase::backward);
+    const auto into = views(gradients);
+    kernel.backward(rank_, *saved, views(cotangents), into);
+    rank_.begin(line, Phase::finish);
+    kernel.finish(rank_, *saved, into);
+    rank_.begin(line, Phase::harness);
+  }
+
+  Buffer cotangent(const Tensor& t, const Buffer& output, int64_t number, int64_t m) const {
+    const std::vector<double> target = own(t, target_of(line_, t.operand, mesh_, number, m));
+    std::vector<double> g = to_doubles(output.view());
+    const double n = elements_of_loss(line_, contract_.operands(line_));
+    const bool counts = seeds_loss(t.operand, mesh_, me_);
+    for (size_t i = 0; i < g.size(); ++i) g[i] = counts ? (g[i] - target[i]) / n : 0;
+    return filled(t, g);
+  }
+
+  // In double and rounded once; one call for all parameters that owe the same sum.
+  void sum_owed(std::vector<Buffer>& gradients) {
+    std::map<std::vector<Axis>, std::vector<const Tensor*>> by_axes;
+    for (const Tensor* t : trained())
+      if (const auto axes = owed(t->operand, mesh_); !axes.empty()) by_axes[axes].push_back(t);
+    for (const auto& [axes, tensors] : by_axes) {
+      std::vector<double> flat;
+      for (const Tensor* t : tensors)
+        for (double v : to_doubles(gradients[size_t(t->number)].view())) flat.push_back(v);
+      const View own = rank_.workspace(DType::f64, {int64_t(flat.size())});
+      fill_from(own, flat);
+      rank_.along(axes).all_reduce(own, own);
+      flat = to_doubles(own);
+      size_t at = 0;
+      for (const Tensor* t : tensors) {
+        fill_from(gradients[size_t(t->number)].view(), std::span(flat).subspan(at, t->indices.size()));
+        at += t->indices.size();
+      }
+    }
+  }
+
+  void update(const std::vector<Buffer>& gradients, ShotRecord& record) {
+    bool flip = fault_ == "replica_bit_flip" && me_ == mesh_.world() - 1;
+    for (const Tensor* t : trained()) {
+      std::vector<double>& p = parameters_[t->number];
+      const DType storage = storage_of(line_, t->operand);
+      optimizer_.step(t->number, p, to_doubles(gradients[size_t(t->number)].view()), storage);
+      Buffer b = filled(*t, p);
+      if (flip && !p.empty()) {  // the lowest bit of one element, as a memory fault leaves it
+        b.view().data[0] ^= std::byte(1);
+        p = to_doubles(b.view());
+        flip = false;
+      }
+      keep(*t, after_step, false, b, record);
+    }
+  }
+
+  std::vector<const Tensor*> trained() const {
+    std::vector<const Tensor*> list;
+    for (const Tensor& t : inputs_)
+      if (t.operand.role == Operand::parameter && t.operand.gradient) list.push_back(&t);
+    return list;
+  }
+
+  // The tensor, and of parameters its digest.
+  void keep(const Tensor& t, int tag, bool gradient, const Buffer& b, ShotRecord& record) const {
+    record.results.push_back({tag, t.number, gradient, b.view().dtype, b.view().shape, b.bytes()});
+    if (tag >= digest_of) return;
+    const auto hash = digest::hash_of(t.operand.name, b.view().dtype);
+    const auto d = digest::digest_of(hash, record.results.back().bytes.data(), t.indices);
+    ResultTensor two{digest_of + tag, t.number, gradient, DType::i64, {2}, {}};
+    two.bytes.resize(sizeof d);
+    std::memcpy(two.bytes.data(), &d, sizeof d);
+    record.results.push_back(std::move(two));
+  }
+
+  Case line_;
+  const Contract& contract_;
+  Mesh mesh_;
+  TrainingRank rank_;
+  int me_;
+  std::unique_ptr<Kernel> healthy_, broken_;
+  Optimizer optimizer_;
+  std::vector<Tensor> inputs_, outputs_;
+  std::map<int, std::vector<double>> parameters_;
+  std::string fault_;  // of the training step itself
+};
+
+}  // namespace
+
+int64_t microbatches(const Case& line) {
+  return line.has("microbatches") ? line.at("microbatches") : 1;
+}
+
+Case line_of(const Case& line, int64_t step, int64_t m) {
+  Case of = line;
+  if (of.has("draw")) of.set("draw", std::to_string(step * microbatches(line) + m));
+  return of;
+}
+
+// Matrices scaled by their last extent, so that a layer keeps the size of what it is given.
+Whole initial(const Case& line, const Operand& o, const Mesh& mesh) {
+  const double scale = o.shape.size() > 1 ? 1 / std::sqrt(double(o.shape.back())) : 1;
+  return normals(line, o, o.layout, mesh, o.name, 0, scale, storage_of(line, o));
+}
+
+Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
+  const uint64_t batch = uint64_t((step * microbatches(line) + m) % batches);
+  return normals(line, o, o.layout, mesh, o.name, (batch + 1) * 0x9e3779b9, 1, storage_of(line, o));
+}
+
+Whole target_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
+  const uint64_t batch = uint64_t((step * microbatches(line) + m) % batches);
+  return normals(line, o, o.layout, mesh, "target of " + o.name, (batch + 1) * 0x9e3779b9, 1,
+                 DType::f64);
+}
+
+double elements_of_loss(const Case& line, const std::vector<Operand>& operands) {
+  int64_t n = 0;
+  for (const Operand& o : operands)
+    if (o.role == Operand::output) n += product(denoted_shape(o.shape, o.layout, line.mesh()));
+  return double(n * microbatches(line));
+}
+
+bool seeds_loss(const Operand& o, const Mesh& mesh, int rank) {
+  for (const auto& [axis, placement] : o.layout)
+    if (placement.kind == Placement::replicate && mesh.coordinate(rank, axis) > 0) return false;
+  return true;
+}
+
+std::vector<Axis> owed(const Operand& o, const Mesh& mesh) {
+  std::vector<Axis> axes;
+  for (const auto& [axis, placement] : o.layout)
+    if (placement.kind == Placement::replicate && mesh.size(axis) > 1) axes.push_back(axis);
+  return axes;
+}
+
+// Adam: Kingma and Ba, "Adam: a method for stochastic optimization", algorithm 1.
+void Optimizer::step(int which, std::vector<double>& parameter, std::span<const double> gradient,
+                     DType storage) {
+  if (states_.size() <= size_t(which)) states_.resize(size_t(which) + 1);
+  State& s = states_[size_t(which)];
+  ++s.steps;
+  if (name_ == "sgd") {
+    for (size_t i = 0; i < parameter.size(); ++i)
+      parameter[i] = round_to(parameter[i] - rate_ * gradient[i], storage);
+    return;
+  }
+  constexpr double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  s.mean.resize(parameter.size()), s.square.resize(parameter.size());
+  const double first = 1 - std::pow(beta1, double(s.steps)),
+               second = 1 - std::pow(beta2, double(s.steps));
+  for (size_t i = 0; i < parameter.size(); ++i) {
+    s.mean[i] = beta1 * s.mean[i] + (1 - beta1) * gradient[i];
+    s.square[i] = beta2 * s.square[i] + (1 - beta2) * gradient[i] * gradient[i];
+    const double update = rate_ * (s.mean[i] / first) / (std::sqrt(s.square[i] / second) + eps);
+    parameter[i] = round_to(parameter[i] - update, storage);
+  }
+}
+
+int64_t steps_of_job(const Case& line, const std::vector<Operand>& operands) {
+  int64_t bytes = 4096;
+  for (const Operand& o : operands)
+    for (int64_t times = o.role == Operand::output ? 2 * microbatches(line) : 3; times > 0; --times)
+      bytes += 128 + 8 * product(o.shape);
+  return std::clamp<int64_t>((int64_t(1) << 20) / bytes, 1, 50);
+}
+
+std::vector<std::byte> serialize(const Work& w) {
+  std::ostringstream text;
+  text.precision(17);
+  text << w.first << ' ' << w.count << ' ' << w.from << ' ' << w.optimizer << ' ' << w.rate << '\n'
+       << w.control << '\n' << w.line << '\n';
+  const std::string s = text.str();
+  const auto* p = reinterpret_cast<const std::byte*>(s.data());
+  return {p, p + s.size()};
+}
+
+Work parse_work(std::span<const std::byte> bytes) {
+  std::istringstream text(
+      std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  Work w;
+  text >> w.first >> w.count >> w.from >> w.optimizer >> w.rate;
+  std::string rest;
+  std::getline(text, rest);
+  std::getline(text, w.control);
+  std::getline(text, w.line);
+  return w;
+}
+
+// A rank's trainer lives as long as its world: the closure is copied into every rank's process, and
+// ranks that share one have a place each.
+RankMain rank_main(const Registry& registry) {
+  auto trainers = std::make_shared<std::vector<std::unique_ptr<Trainer>>>(256);
+  return [&registry, trainers](RankHost& host, std::span<const std::byte> job) {
+    FloatEnvironment::judged().restore();
+    const Work work = parse_work(job);
+    RankRecord record;
+    record.rank = host.rank;
+    record.number = host.state->case_number;
+    auto& trainer = trainers->at(size_t(host.rank));
+    if (work.first == 0) trainer = std::make_unique<Trainer>(host, work, registry);
+    for (int64_t s = 0; s < work.count; ++s) {
+      host.state->shot = uint32_t(work.first + s);
+      record.shots.push_back(trainer->step(work.first + s, work));
+      if (record.shots.back().status != ShotRecord::ok) break;
+    }
+    return shardproof::serialize(record);
+  };
+}
+
+}  // namespace shardproof::drift

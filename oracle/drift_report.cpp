@@ -1,0 +1,172 @@
+// How a drift run is told: a block in the terminal, an object for programs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "oracle/checks/judging.hpp"
+#include "oracle/drift.hpp"
+
+namespace shardproof {
+namespace {
+
+std::string row(const std::string& title, const std::string& text) {
+  return fmt::format("{:<10} {}\n", title, text);
+}
+
+std::string subject_of(const Sighting& s) {
+  const bool value = s.phase == "after the step" || s.phase == "forward";
+  return value ? s.finding.tensor : "gradient of " + s.finding.tensor;
+}
+
+std::string at_text(const Sighting& s) {
+  const Finding& f = s.finding;
+  std::string text = fmt::format("{}, {}", f.where.empty() ? f.tensor : f.where,
+                                 judging::ranks_text(f.ranks.empty() ? std::vector<int>{f.rank}
+                                                                     : f.ranks,
+                                                     0));
+  if (f.numeric)
+    text += fmt::format("   got {}   want {}{}   {} of {} elements{}", judging::number(f.got),
+                        judging::number(f.want),
+                        f.bound > 0 ? fmt::format("   bound {:.2e}", f.bound) : "", f.wrong,
+                        f.compared, f.pattern.empty() ? "" : ", " + f.pattern);
+  if (!f.message.empty()) text += "   (" + f.message + ")";
+  return text;
+}
+
+// The tensors beside the first one that the same check saw at the same place.
+std::string others(const DriftReport& r) {
+  std::vector<std::string> names;
+  for (const Sighting& s : r.seen)
+    if (s.finding.tensor != r.seen[0].finding.tensor &&
+        std::find(names.begin(), names.end(), s.finding.tensor) == names.end())
+      names.push_back(s.finding.tensor);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// Checks by the moment at which they saw it; of the first moment all, in the order of the phases.
+std::string who_saw(const DriftReport& r) {
+  std::vector<std::string> words, known;
+  for (const Sighting& s : r.seen) {
+    if (std::find(known.begin(), known.end(), s.check) != known.end()) continue;
+    known.push_back(s.check);
+    words.push_back(fmt::format("{} ({})", s.check, s.phase));
+  }
+  std::string text = fmt::format("{}", fmt::join(words, ", "));
+  if (std::find(known.begin(), known.end(), "hash of replicas") == known.end())
+    text += "; the hashes of replicas agree, so comparing these alone would not have told";
+  return text;
+}
+
+std::string growth(const DriftReport& r) {
+  if (r.distance.empty()) return "";
+  const auto& [first, start] = r.distance.front();
+  const auto& [last, end] = r.distance.back();
+  std::string text = fmt::format("{:.1e} from a run without the fault after step {}", start, first);
+  const auto& middle = r.distance[r.distance.size() / 2];
+  if (r.distance.size() > 2) text += fmt::format(", {:.1e} after {}", middle.second, middle.first);
+  if (last > first) text += fmt::format(", {:.1e} after {}", end, last);
+  if (r.replicas_apart > 0) text += fmt::format("; copies lie {:.1e} apart", r.replicas_apart);
+  return text + " (rms of all parameters, relative)";
+}
+
+std::string loss_text(const DriftReport& r) {
+  const std::string off = fmt::format("{:.2g} % off a run without the fault, whose own steps lie "
+                                      "{:.2g} % apart",
+                                      100 * r.loss_off, 100 * r.loss_usual);
+  if (r.loss_told)
+    return fmt::format("would have told at step {}, {} steps late", *r.loss_told,
+                       *r.loss_told - r.seen[0].step);
+  return fmt::format("would not have told: at step {} it is {}", r.steps - 1, off);
+}
+
+std::string command_of(const DriftLine& line, const DriftOptions& o, int64_t steps,
+                       const std::string& program) {
+  std::string text = fmt::format("{} drift {} --steps {}", program, line.text(), steps);
+  if (o.optimizer != "sgd") text += " --optimizer " + o.optimizer;
+  return text;
+}
+
+// JSON by hand: one small object, and the library stays in its one file.
+std::string quoted(const std::string& text) {
+  std::string q = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\')
+      q += std::string("\\") + c;
+    else if (static_cast<unsigned char>(c) < 0x20)
+      q += fmt::format("\\u{:04x}", int(c));
+    else
+      q += c;
+  }
+  return q + "\"";
+}
+std::string number(double v) { return std::isfinite(v) ? fmt::format("{}", v) : "null"; }
+std::string known(bool yes, const std::string& value) { return yes ? value : "null"; }
+
+}  // namespace
+
+std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
+                       const std::string& program) {
+  if (!r.drifted())
+    return fmt::format("NO DRIFT   {}   {} steps, {} gradients and {} hashes compared, worst ratio "
+                       "{:.2g}, loss {:.4g} -> {:.4g}   {:.1f} s\n",
+                       r.line, r.steps, r.gradients, r.hashes, r.worst_ratio, r.first_loss,
+                       r.last_loss, r.seconds);
+  if (r.seen.empty())
+    return fmt::format("FAILED     {}    the run ended at step {}\n", r.line, r.ended_at) +
+           row("at", r.ended) + row("replay", command_of(line, o, r.ended_at + 1, program));
+  const Sighting& first = r.seen[0];
+  std::string text = fmt::format("DRIFT      {}    step {}, {}: {}\n", r.line, first.step,
+                                 first.phase, subject_of(first));
+  text += row("at", at_text(first));
+  if (!first.finding.means.empty()) text += row("means", first.finding.means);
+  if (const std::string more = others(r); !more.empty()) text += row("also", more);
+  text += row("seen by", who_saw(r));
+  if (const std::string g = growth(r); !g.empty()) text += row("grows", g);
+  if (!r.distance.empty()) text += row("loss", loss_text(r));
+  if (!r.ended.empty()) text += row("ended", fmt::format("at step {}: {}", r.ended_at, r.ended));
+  return text + row("replay", command_of(line, o, first.step + 1, program));
+}
+
+std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
+                       const std::string& program) {
+  const Sighting* s = r.seen.empty() ? nullptr : &r.seen[0];
+  const Finding none;
+  const Finding& f = s ? s->finding : none;
+  std::vector<std::string> checks, points;
+  for (const Sighting& seen : r.seen)
+    if (std::find(checks.begin(), checks.end(), quoted(seen.check)) == checks.end())
+      checks.push_back(quoted(seen.check));
+  for (const auto& [step, distance] : r.distance)
+    points.push_back(fmt::format("[{}, {}]", step, number(distance)));
+  const int64_t steps = s ? s->step + 1 : std::max<int64_t>(r.ended_at + 1, r.steps);
+  std::vector<std::string> members = {
+      "\"schema\": 1",
+      "\"line\": " + quoted(r.line),
+      fmt::format("\"steps\": {}", r.steps),
+      fmt::format("\"drift\": {}", r.drifted()),
+      "\"first_step\": " + known(s || r.ended_at >= 0,
+                                 std::to_string(s ? s->step : r.ended_at)),
+      "\"phase\": " + known(s, s ? quoted(s->phase) : ""),
+      "\"parameter\": " + known(s, quoted(f.tensor)),
+      "\"rank\": " + known(s && f.rank >= 0, std::to_string(f.rank)),
+      fmt::format("\"index\": [{}]", fmt::join(f.index, ", ")),
+      "\"got\": " + known(f.numeric, number(f.got)),
+      "\"want\": " + known(f.numeric, number(f.want)),
+      "\"bound\": " + known(f.numeric, number(f.bound)),
+      "\"means\": " + known(s, quoted(f.means)),
+      fmt::format("\"seen_by\": [{}]", fmt::join(checks, ", ")),
+      fmt::format("\"distance\": [{}]", fmt::join(points, ", ")),
+      "\"replicas_apart\": " + number(r.replicas_apart),
+      "\"loss_told_at\": " +
+          known(r.loss_told.has_value(), std::to_string(r.loss_told.value_or(0))),
+      "\"first_loss\": " + number(r.first_loss),
+      "\"last_loss\": " + number(r.last_loss),
+      "\"worst_ratio\": " + number(r.worst_ratio),
+      "\"ended\": " + known(!r.ended.empty(), quoted(r.ended)),
+      "\"replay\": " + quoted(command_of(line, o, steps, program)),
+      "\"seconds\": " + number(r.seconds)};
+  return fmt::format("{{\n  {}\n}}\n", fmt::join(members, ",\n  "));
+}
+
+}  // namespace shardproof
