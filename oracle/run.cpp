@@ -83,6 +83,10 @@ std::string outcome_text(const RankOutcome& o) {
   return "";
 }
 
+// The first case on a device loads libraries and makes a context on each rank, one after another
+// where they share the device.
+constexpr double device_deadline_seconds = 120;
+
 bool threw(const Evidence& e) {
   for (const RankRecord& r : e.ranks)
     for (const ShotRecord& s : r.shots)
@@ -111,7 +115,7 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const
       if (died(ranks[r])) {
         if (f.rank < 0) {
           f.rank = int(r);
-          f.message = fmt::format("rank {} {} in {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
+          f.message = fmt::format("rank {} {}; it {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
         }
         f.ranks.push_back(int(r));
       }
@@ -251,7 +255,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   job.line = j.result.canonical;
   job.shots = j.evidence.shots;
   World& world = worlds_.get(line.text("transport"), line.world());
-  const auto outcomes = world.run(serialize(job), job.number, case_deadline_seconds);
+  const auto outcomes = world.run(serialize(job), job.number, on_device(line) ? device_deadline_seconds : case_deadline_seconds);
 
   bool whole = true;
   for (const RankOutcome& o : outcomes) whole = whole && o.end == RankOutcome::finished;

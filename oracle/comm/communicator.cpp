@@ -83,6 +83,11 @@ bool same_view(const View& a, const View& b) {
   return a.data == b.data && a.shape == b.shape && a.strides == b.strides;
 }
 
+// The result is the input, and the host can copy it. On a device the door does, in stream order.
+bool alone(const Call& c, const View& in) {
+  return c.group->size() == 1 && in.space != Space::device;
+}
+
 int modulo(int64_t a, int p) { return int(((a % p) + p) % p); }
 
 // ---- preconditions
@@ -320,14 +325,14 @@ void Communicator::all_reduce(const View& in, const View& out, Reduce reduce, Si
   const Call c = call(Op::all_reduce, reduce, in, 0, site);
   require_in_shape_of_out(c, in, out);
   require_reduction(c);
-  if (size() == 1) return copy(in, out);
+  if (alone(c, in)) return copy(in, out);
   run(c, Side{in}, Side{out});
 }
 
 void Communicator::all_gather(const View& in, const View& out, int dim, Site site) {
   const Call c = call(Op::all_gather, Reduce::none, in, 0, site);
   require_gathered(c, in, out, dim);
-  if (size() == 1) return copy(in, out);
+  if (alone(c, in)) return copy(in, out);
   run(c, Side{in}, Side{out, dim, size()});
 }
 
@@ -335,7 +340,7 @@ void Communicator::reduce_scatter(const View& in, const View& out, int dim, Redu
                                   Site site) {
   const Call c = call(Op::reduce_scatter, reduce, in, 0, site);
   require_scattered(c, in, out, dim);
-  if (size() == 1) return copy(in, out);
+  if (alone(c, in)) return copy(in, out);
   run(c, Side{in, dim, size()}, Side{out});
 }
 
@@ -344,7 +349,7 @@ void Communicator::all_to_all(const View& in, const View& out, int split_dim, in
                               Site site) {
   Call c = call(Op::all_to_all, Reduce::none, in, 0, site);
   require_exchange(c, in, out, split_dim, concat_dim, split, concat);
-  if (size() == 1) return copy(in, out);
+  if (alone(c, in)) return copy(in, out);
   const Side from{in, split_dim, size(), split}, to{out, concat_dim, size(), concat};
   const auto elements_by_member = [&](const Side& side) {
     int64_t others = 1;  // product of the extents beside the cut one
@@ -369,7 +374,7 @@ Ticket Communicator::shift(const View& in, const View& out, int hop, Site site) 
                " elements, as in, since the shift ends "
                "where it began",
            std::to_string(out.elements()), "allocate what the operation returns");
-  if (size() > 1) return begin(c, in, out);
+  if (!alone(c, in)) return begin(c, in, out);
   copy(in, out);
   return completed();
 }
@@ -394,7 +399,7 @@ Ticket Communicator::start_all_reduce(const View& in, const View& out, Reduce re
   require_in_shape_of_out(c, in, out);
   require_reduction(c);
   require_contiguous(c, in, out);
-  if (size() > 1) return begin(c, in, out);
+  if (!alone(c, in)) return begin(c, in, out);
   copy(in, out);
   return completed();
 }
@@ -403,7 +408,7 @@ Ticket Communicator::start_all_gather(const View& in, const View& out, Site site
   const Call c = call(Op::all_gather, Reduce::none, in, 0, site);
   require_gathered(c, in, out, 0);
   require_contiguous(c, in, out);
-  if (size() > 1) return begin(c, in, out);
+  if (!alone(c, in)) return begin(c, in, out);
   copy(in, out);
   return completed();
 }
@@ -413,7 +418,7 @@ Ticket Communicator::start_reduce_scatter(const View& in, const View& out, Reduc
   const Call c = call(Op::reduce_scatter, reduce, in, 0, site);
   require_scattered(c, in, out, 0);
   require_contiguous(c, in, out);
-  if (size() > 1) return begin(c, in, out);
+  if (!alone(c, in)) return begin(c, in, out);
   copy(in, out);
   return completed();
 }

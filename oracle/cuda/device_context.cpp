@@ -67,6 +67,11 @@ void DeviceContext::copy_out(std::byte* host, const std::byte* device, size_t by
   if (bytes > 0) check(api_.copy_out(host, device, bytes, s), "copying from the device");
 }
 
+void DeviceContext::copy_within(std::byte* to, const std::byte* from, size_t bytes,
+                                Stream s) const {
+  if (bytes > 0) check(api_.copy_within(to, from, bytes, s), "copying on the device");
+}
+
 Event DeviceContext::create_event() const {
   Event e = nullptr;
   check(api_.create_event(&e), "creating an event");

@@ -24,6 +24,7 @@ class DeviceContext {
   void release_pinned(std::byte*) const noexcept;
   void copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream) const;
   void copy_out(std::byte* host, const std::byte* device, size_t bytes, Stream) const;
+  void copy_within(std::byte* to, const std::byte* from, size_t bytes, Stream) const;
   Event create_event() const;
   void destroy(Event) const noexcept;
   void record(Event, Stream) const;

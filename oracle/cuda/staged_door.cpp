@@ -29,6 +29,9 @@ struct StagedDoor::Flight {
 
 namespace {
 
+// Marks tickets of calls that the device completes by itself. A barrier of one issues no call.
+constexpr Ticket copied = Ticket(1) << 61;
+
 View pinned(const View& like, std::byte* memory) {
   return view_of(memory, like.dtype, like.shape, Space::pinned);
 }
@@ -75,6 +78,10 @@ Ticket StagedDoor::start(const Call& call, const View& in, const View& out, Stre
     device_.synchronise(stream);  // a barrier orders what lies before it, on the device too
     return next_.start(call, in, out, nullptr);
   }
+  if (call.group->size() == 1) {
+    if (in.data != out.data) device_.copy_within(out.data, in.data, size_t(in.bytes()), stream);
+    return copied | ++copies_;
+  }
   auto flight = std::make_unique<Flight>();
   const bool in_place = in.data == out.data && in.bytes() == out.bytes();
   flight->in = block(size_t(in.bytes()));
@@ -93,6 +100,7 @@ Ticket StagedDoor::start(const Call& call, const View& in, const View& out, Stre
 }
 
 void StagedDoor::wait(Ticket t, Stream stream) {
+  if (t & copied) return;
   auto node = flights_.extract(t);
   next_.wait(t, nullptr);
   if (node.empty()) return;  // a call on host memory

@@ -6,7 +6,7 @@
 // Work that the caller enqueues on its stream after wait sees the result; the host does not wait
 // for the copy back. A pinned block is used again only when the event behind its last copy is
 // complete. What the transport leaves unwritten reaches the device as poison. Host views pass
-// through.
+// through. In a group of one rank the result is a copy on the device, enqueued by start.
 #pragma once
 #include <map>
 #include <memory>
@@ -32,6 +32,7 @@ class StagedDoor : public Door {
   Door& next_;
   std::vector<std::unique_ptr<Block>> free_;
   std::map<Ticket, std::unique_ptr<Flight>> flights_;
+  Ticket copies_ = 0;
 };
 
 }  // namespace shardproof

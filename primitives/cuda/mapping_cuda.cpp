@@ -113,11 +113,10 @@ void first_rank_only(Rank& rank, const View& in, const View& out) {
   group(rank).rank() == 0 ? copy(rank, in, out) : set_zero(rank, out);
 }
 
-// ---- One collective each. A group of one rank moves nothing.
+// ---- One collective each
 
 void all_reduce(Rank& rank, const View& in, const View& out) {
   Communicator& ranks = group(rank);
-  if (ranks.size() == 1) return copy(rank, in, out);
   if (in.contiguous() && out.contiguous()) return ranks.all_reduce(in, out);
   const View sum = rank.workspace(in.dtype, {in.elements()});
   copy(rank, in, sum);
@@ -130,7 +129,6 @@ void scaled_all_reduce(Rank& rank, const View& in, const View& out) {
 }
 void all_gather(Rank& rank, const View& in, const View& out) {
   Communicator& ranks = group(rank);
-  if (ranks.size() == 1) return copy(rank, in, out);
   const int dim = dim_of(rank.line());
   const View own = pack(rank, in, dim, {in.shape[size_t(dim)]});
   const View all = rank.workspace(out.dtype, {out.elements()});
@@ -139,7 +137,6 @@ void all_gather(Rank& rank, const View& in, const View& out) {
 }
 void reduce_scatter(Rank& rank, const View& in, const View& out) {
   Communicator& ranks = group(rank);
-  if (ranks.size() == 1) return copy(rank, in, out);
   const int dim = dim_of(rank.line());
   const View all = pack(rank, in, dim, equal(in, dim, ranks.size()));
   const View own = rank.workspace(out.dtype, {out.elements()});
@@ -151,7 +148,6 @@ void reduce_scatter(Rank& rank, const View& in, const View& out) {
 // receivers' blocks, what arrives are the senders' blocks of `from`.
 void exchange_dims(Rank& rank, const View& in, const View& out, int from, int to) {
   Communicator& ranks = group(rank);
-  if (ranks.size() == 1) return copy(rank, in, out);
   const auto send = block_extents(rank.line(), to), receive = block_extents(rank.line(), from);
   const View sent = pack(rank, in, to, send);
   const View received = rank.workspace(out.dtype, {out.elements()});

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "oracle/comm/ledger.hpp"
 #include "oracle/cuda/placed.hpp"
 #include "oracle/cuda/staged_door.hpp"
 #include "oracle/registry.hpp"
@@ -283,6 +284,24 @@ TEST_F(Staged, WhatTheTransportLeavesUnwrittenReachesTheDeviceAsPoison) {
   out.fetch();
   device.synchronise(device.stream());
   EXPECT_EQ(out.host().unwritten().count, 2);
+}
+
+TEST_F(Staged, AGroupOfOneIsACopyOnTheDeviceAndNoCall) {
+  StagedDoor staged(device, transport);
+  RankState state;
+  LedgerDoor ledger(state, staged);
+  Group one;
+  one.members = {0};
+  one.label = "tp";
+  Communicator alone(one, ledger, device.stream());
+  Placed in = sent({1, 2}), out = sent({0, 0});
+  alone.all_reduce(in.view(), out.view());
+  EXPECT_EQ(get(out.view()), (std::vector<double>{1, 2}));
+  Placed shifted = sent({0, 0});
+  alone.wait(alone.shift(in.view(), shifted.view(), 1));
+  EXPECT_EQ(get(shifted.view()), (std::vector<double>{1, 2}));
+  EXPECT_EQ(transport.last, 0u);
+  EXPECT_TRUE(ledger.take().empty());
 }
 
 TEST_F(Staged, HostViewsPassThroughBehindTheStream) {
