@@ -42,7 +42,7 @@ const DeviceModule& load_module() {
 // Plain data for a pipe.
 struct Answer {
   int32_t code = 0, devices = 0, loaded = 0;
-  char text[512] = {};
+  char text[512] = {}, module[128] = {};
 };
 
 Answer ask_here() {
@@ -53,6 +53,7 @@ Answer ask_here() {
     a.code = module.api.count(&devices);
     a.devices = devices;
     a.loaded = 1;
+    std::snprintf(a.module, sizeof a.module, "%s", module.description);
     std::snprintf(a.text, sizeof a.text, "%s", module.api.text(a.code));
   } catch (const std::exception& e) {
     std::snprintf(a.text, sizeof a.text, "%s", e.what());
@@ -86,6 +87,8 @@ std::string reason_of(const DeviceProbe& probe) {
                   "device), met {}: {}; repair the driver, or run without --device cuda",
                   no_driver, no_device, probe.code, probe.text));
 }
+
+std::optional<DeviceProbe> probed;  // once a process: devices do not come and go
 
 }  // namespace
 
@@ -143,16 +146,16 @@ DeviceProbe probe_devices() {
                             : fmt::format("exit code {}", WEXITSTATUS(status)),
         device_module_name));
   if (!answer.loaded) throw Infrastructure(answer.text);
-  return {answer.code, answer.devices, answer.text};
+  return {answer.code, answer.devices, answer.text, answer.module};
 }
 
 std::string device_missing() {
-  static std::optional<std::string> known;
-  if (!known)
-    known = find_module(device_module_name).empty() ? device_missing_unasked()
-                                                    : reason_of(probe_devices());
-  return *known;
+  if (find_module(device_module_name).empty()) return device_missing_unasked();
+  if (!probed) probed = probe_devices();
+  return reason_of(*probed);
 }
+
+std::string device_description() { return probed ? probed->module : ""; }
 
 std::string device_missing_unasked() {
   return find_module(device_module_name).empty() ? "no CUDA in this build" : "not asked for";

@@ -87,13 +87,13 @@ const Subject& subject_under_test(const Case&, const Registry&);
 
 // ---- in the parent
 
-inline constexpr int no_driver = 35,
-                     no_device = 100;  // cudaErrorInsufficientDriver, cudaErrorNoDevice
+// cudaErrorInsufficientDriver, cudaErrorNoDevice, cudaErrorMemoryAllocation
+inline constexpr int no_driver = 35, no_device = 100, out_of_memory = 2;
 
 // What a child that is gone again saw.
 struct DeviceProbe {
   int code = 0, devices = 0;
-  std::string text;
+  std::string text, module;  // of the code; the module's description
 };
 // Forks, loads the module there and counts devices. Throws Infrastructure where the child brings
 // back no answer.
@@ -102,7 +102,9 @@ DeviceProbe probe_devices();
 // Why device=cuda cannot be had: no module, no driver, no device; "" where it can. Probes once.
 // Every other code is a failure: throws Infrastructure.
 std::string device_missing();
-// The same without a probe, for a run that asks for no device.
+// What the module said of itself when it was probed; "" where it was not.
+std::string device_description();
+// The same as device_missing without a probe, for a run that asks for no device.
 std::string device_missing_unasked();
 
 }  // namespace shardproof

@@ -515,6 +515,13 @@ class Execution {
   ShotRecord* first_ = nullptr;
 };
 
+// Before the first shot: the line, the operands, the device or the subject's constructor.
+void stopped_early(RankRecord& record, ShotRecord::Status status, const char* text) {
+  if (record.shots.empty()) record.shots.resize(1);
+  record.shots[0].status = status;
+  record.shots[0].text = text;
+}
+
 }  // namespace
 
 std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes, const Registry& registry) {
@@ -526,11 +533,10 @@ std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes,
     number = job.number;
     record.shots.resize(job.shots.size());
     record = Execution(host, job, registry).run();
+  } catch (const Infrastructure& e) {
+    stopped_early(record, ShotRecord::infrastructure, e.what());
   } catch (const std::exception& e) {
-    // Before the first shot: the line, the operands or the subject's constructor.
-    if (record.shots.empty()) record.shots.resize(1);
-    record.shots[0].status = ShotRecord::threw;
-    record.shots[0].text = e.what();
+    stopped_early(record, ShotRecord::threw, e.what());
   }
   record.rank = host.rank;
   record.number = number;

@@ -786,6 +786,7 @@ class Gate {
     }
     for (Lane& l : unproven(options_, registry_, due)) report_.lanes.push_back(std::move(l));
     const bool asked = std::any_of(due.begin(), due.end(), [](const Due& d) { return on_device(d.line); });
+    if (asked && !device_description().empty()) report_.versions["device"] = device_description();
     for (const Ability& a : asked ? abilities() : abilities_unasked())
       if (!a.available && std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.starts_with(a.name + "."); }))
         report_.lanes.push_back({a.name, false, a.reason});

@@ -45,7 +45,7 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
     shardproof_cuda_architectures(architectures)
     set_target_properties(shardproof_cuda PROPERTIES PREFIX "" CUDA_ARCHITECTURES "${architectures}"
       CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Shared
-      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+      INSTALL_RPATH_USE_LINK_PATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
     target_include_directories(shardproof_cuda SYSTEM PRIVATE ${NCCL_INCLUDE})
     # Linked whether or not anything calls them yet: what a rank loads is what later kernels use.
     target_compile_options(shardproof_cuda PRIVATE

@@ -38,20 +38,29 @@ void DeviceContext::check(int code, const char* call) const {
         code, fmt::format("device, {}: expected success, met {}: {}", call, code, api_.text(code)));
 }
 
+void DeviceContext::check_memory(int code, size_t bytes) const {
+  if (code == out_of_memory)
+    throw Infrastructure(fmt::format(
+        "device=cuda: expected {} bytes of memory, met a device without; take smaller extents, "
+        "fewer ranks or a device of its own for each rank",
+        bytes));
+  check(code, "allocating memory");
+}
+
 void DeviceContext::synchronise(Stream s) const {
   check(api_.synchronise(s), "synchronising a stream");
 }
 
 std::byte* DeviceContext::allocate(size_t bytes) const {
   void* memory = nullptr;
-  check(api_.allocate(&memory, bytes), "allocating memory");
+  check_memory(api_.allocate(&memory, bytes), bytes);
   return static_cast<std::byte*>(memory);
 }
 void DeviceContext::release(std::byte* memory) const noexcept { api_.release(memory); }
 
 std::byte* DeviceContext::allocate_pinned(size_t bytes) const {
   void* memory = nullptr;
-  check(api_.allocate_pinned(&memory, bytes), "allocating pinned memory");
+  check_memory(api_.allocate_pinned(&memory, bytes), bytes);
   return static_cast<std::byte*>(memory);
 }
 void DeviceContext::release_pinned(std::byte* memory) const noexcept {

@@ -13,7 +13,8 @@
 namespace shardproof {
 namespace {
 
-static_assert(no_driver == cudaErrorInsufficientDriver && no_device == cudaErrorNoDevice);
+static_assert(no_driver == cudaErrorInsufficientDriver && no_device == cudaErrorNoDevice &&
+              out_of_memory == cudaErrorMemoryAllocation);
 static_assert(sizeof(Stream) == sizeof(cudaStream_t) && sizeof(Event) == sizeof(cudaEvent_t));
 
 cudaStream_t stream_of(Stream s) { return static_cast<cudaStream_t>(s); }

@@ -51,9 +51,11 @@ bool moves_device_memory(const View& in, const View& out) {
 StagedDoor::StagedDoor(const DeviceContext& device, Door& next) : device_(device), next_(next) {}
 // A case may end in the middle of a call: what the stream still copies, it copies out of the
 // blocks.
-StagedDoor::~StagedDoor() try {
-  device_.synchronise(device_.stream());
-} catch (const DeviceError&) {  // reported by the call that caused it
+StagedDoor::~StagedDoor() {
+  try {
+    device_.synchronise(device_.stream());
+  } catch (const DeviceError&) {  // reported by the call that caused it
+  }
 }
 
 // The smallest one that is free, once nothing copies from or to it any more.

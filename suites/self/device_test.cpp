@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -45,6 +46,7 @@ const DeviceApi& double_api() { return double_module().api; }
 TEST(DeviceDouble, HostAccessToDeviceMemoryIsACrash) {
   const pid_t child = ::fork();
   if (child == 0) {
+    std::signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would exit
     const DeviceContext device(double_api(), 0);
     volatile std::byte* memory = device.allocate(16);
     [[maybe_unused]] const std::byte read = memory[0];
@@ -407,6 +409,32 @@ TEST(Program, AKernelThatWritesPastTheEndIsSeenInTheGuardZone) {
                           "SHARDPROOF_DOUBLE_KERNEL=past_the_end");
   EXPECT_EQ(ran.exit, 1) << ran.text;
   EXPECT_TRUE(ran.says("guard zone after")) << ran.text;
+}
+
+TEST(Program, ACodeThatTheKernelLeavesBehindIsItsFailureAndTheNextCaseIsSound) {
+  const Ran ran = program("gate mapping_copy mapping_scatter tp=2 --tier smoke --device cuda",
+                          "SHARDPROOF_DOUBLE_KERNEL=sticky_code");
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("700")) << ran.text;
+  EXPECT_TRUE(ran.says("FAILED     mapping_copy")) << ran.text;
+  EXPECT_FALSE(ran.says("FAILED     mapping_scatter")) << ran.text;
+}
+
+TEST(Program, ADeviceWithoutMemoryIsNoFailureOfTheSubject) {
+  const Ran ran = program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DOUBLE_FULL=1");
+  EXPECT_EQ(ran.exit, 3) << ran.text;
+  EXPECT_TRUE(ran.says("met a device without")) << ran.text;
+  EXPECT_FALSE(ran.says("FAILED")) << ran.text;
+}
+
+TEST(Program, TheReportNamesTheModule) {
+  const fs::path folder =
+      fs::temp_directory_path() / fmt::format("shardproof-device-{}", ::getpid());
+  const Ran ran = program("run mapping_copy tp=2 device=cuda --report " + folder.string());
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+  const Ran report = shell("cat " + (folder / "report.json").string());
+  EXPECT_TRUE(report.says("a double of a device")) << report.text.substr(0, 600);
+  fs::remove_all(folder);
 }
 
 TEST(Program, WithoutDriverOrDeviceTheLaneIsSkippedAndNotProven) {

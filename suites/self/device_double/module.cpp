@@ -9,7 +9,9 @@
 //   the null stream  is a queue that no one waits for
 //
 // SHARDPROOF_DOUBLE_CODE=N     counting devices gives code N
-// SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end
+// SHARDPROOF_DOUBLE_FULL=1     there is no memory left
+// SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end,
+// sticky_code
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -28,7 +30,7 @@
 namespace shardproof {
 namespace {
 
-constexpr int success = 0, invalid_value = 1, out_of_memory = 2;
+constexpr int success = 0, invalid_value = 1, illegal_address = 700;
 constexpr std::byte fresh{0xEE};  // what memory holds before it is written
 
 struct Block {
@@ -44,6 +46,7 @@ struct Mark {
   uint64_t number = 0;
 };
 
+bool broken = false;  // every later call fails
 std::recursive_mutex lock;
 using Hold = std::lock_guard<std::recursive_mutex>;
 std::map<std::byte*, Block>& blocks() {
@@ -92,6 +95,7 @@ int count(int* devices) {
 
 int allocate(void** memory, size_t bytes) {
   Hold hold(lock);
+  if (std::getenv("SHARDPROOF_DOUBLE_FULL")) return out_of_memory;
   const size_t page = 4096, reserved = (bytes + page) / page * page;
   void* p = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return out_of_memory;
@@ -125,6 +129,7 @@ int fill(void* to, int byte, size_t bytes, Stream s) {
 
 int synchronise(Stream s) {
   Hold hold(lock);
+  if (broken) return illegal_address;
   run_until(queue_of(s), queue_of(s).enqueued);
   return success;
 }
@@ -255,7 +260,9 @@ void copy_wrongly(const std::string& how, Rank& rank, const View& in, const View
     std::memcpy(out.data, in.data, bytes);
   } else if (how == "null_stream") {
     copy_within(out.data, in.data, bytes, nullptr);
-  } else {  // past_the_end: into the guard zone
+  } else if (how == "sticky_code") {
+    broken = true;  // as after a write to a wrong address
+  } else {          // past_the_end: into the guard zone
     copy_within(out.data, in.data, bytes, rank.stream());
     fill(out.data + bytes, 0, 8, rank.stream());
   }
