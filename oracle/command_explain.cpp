@@ -1,8 +1,8 @@
 // `shardproof explain LINE`: what a line would do, computed from its contract; nothing runs.
 //
-// What a parameter owes follows from its type alone: a gradient is typed by the dual of the
-// parameter's layout, so R leaves a partial sum (P) on its axis that somebody after the backward
-// has to add up, while I and S leave nothing.
+// What a parameter owes follows from the types: a gradient is typed by the dual of the parameter's
+// layout, so R leaves a partial sum (P) on its axis that the training step has to add up, while I
+// and S leave nothing: where a rank has seen its own share only, the layer has summed I itself.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -341,23 +341,42 @@ std::string titled(const std::string& title, std::string rows) {
   return rows;
 }
 
+// A copy of type I whose results are not all whole on the axis has met its rank's own share of
+// them: its gradient is a part there until the layer has summed it.
+bool summed_by_layer(const Operand& parameter, Axis axis, const std::vector<Operand>& operands) {
+  if (placement_on(parameter.layout, axis).kind != Placement::invariant) return false;
+  const Axis whole = axis == Axis::rep || axis == Axis::kv ? Axis::tp : axis;
+  return std::any_of(operands.begin(), operands.end(), [&](const Operand& o) {
+    if (o.role != Operand::output) return false;
+    return std::none_of(o.layout.begin(), o.layout.end(), [&](const auto& on) {
+      return (on.first == axis || on.first == whole) && on.second.kind == Placement::invariant;
+    });
+  });
+}
+
+// What each parameter's gradient still owes where it is handed over: to the training step after the
+// backward, and to the optimizer before the step.
 std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh) {
-  std::string text;
+  std::string owed, made;
   bool parameters = false;
   for (const Operand& o : operands) {
     if (o.role != Operand::parameter || !o.gradient) continue;
     parameters = true;
-    for (Axis a : mesh.order())
-      if (mesh.size(a) > 1 && placement_on(dual(o.layout), a).kind == Placement::partial)
-        text +=
-            row("owed", fmt::format("{}: the sum of its gradient over {} {}, by the training step "
-                                    "(partial there when the backward returns)",
-                                    o.name, name(a), groups_text(mesh.groups({a}))));
+    for (const auto& [a, placement] : o.layout) {
+      if (mesh.size(a) == 1) continue;
+      const std::string sum = fmt::format("{}: the sum of its gradient over {} {}", o.name, name(a),
+                                          groups_text(mesh.groups({a})));
+      if (dual(placement).kind == Placement::partial)
+        owed += row("owed", sum + ", after backward, by the training step; before the step nothing");
+      else if (summed_by_layer(o, a, operands))
+        made += row("summed", sum + ", by the layer in its backward; after backward nothing is owed");
+    }
   }
   if (!parameters) return row("owed", "nothing: no parameter takes a gradient");
-  return text.empty()
-             ? row("owed", "nothing: each parameter's gradient is whole where it is stored")
-             : text;
+  if (owed.empty())
+    owed = row("owed", "nothing: each parameter's gradient is whole where it is stored, after "
+                       "backward and before the step");
+  return made + owed;
 }
 
 // How a check's limit comes about.
