@@ -25,9 +25,10 @@ std::string at_text(const Sighting& s) {
                                  judging::ranks_text(f.ranks.empty() ? std::vector<int>{f.rank}
                                                                      : f.ranks,
                                                      0));
+  std::string got = judging::number(f.got), want = judging::number(f.want);
+  if (got == want) got = fmt::format("{:.17g}", f.got), want = fmt::format("{:.17g}", f.want);
   if (f.numeric)
-    text += fmt::format("   got {}   want {}{}   {} of {} elements{}", judging::number(f.got),
-                        judging::number(f.want),
+    text += fmt::format("   got {}   want {}{}   {} of {} elements{}", got, want,
                         f.bound > 0 ? fmt::format("   bound {:.2e}", f.bound) : "", f.wrong,
                         f.compared, f.pattern.empty() ? "" : ", " + f.pattern);
   if (!f.message.empty()) text += "   (" + f.message + ")";

@@ -160,6 +160,33 @@ std::vector<Entry> entries_of(const Log& log) {
   return entries;
 }
 
+// A run that was ended has not written its last step on all ranks: what has fewer records there
+// than in an earlier step says nothing. Returns how many tensors that are.
+int64_t drop_unfinished(std::vector<Entry>& entries) {
+  const int64_t last = entries.back().step;
+  std::map<std::pair<std::string, std::string>, size_t> most;
+  size_t any = 0;
+  for (const Entry& e : entries) {
+    size_t& n = most[{e.phase, e.tensor}];
+    n = std::max(n, e.lines.size());
+    any = std::max(any, e.lines.size());
+  }
+  const bool first = entries.front().step == last;
+  const size_t before = entries.size();
+  std::erase_if(entries, [&](const Entry& e) {
+    return e.step == last && e.lines.size() < (first ? any : most.at({e.phase, e.tensor}));
+  });
+  return int64_t(before - entries.size());
+}
+
+void note_unfinished(const Log& log, std::vector<Entry>& entries, LogReport& r) {
+  const int64_t last = entries.back().step, dropped = drop_unfinished(entries);
+  if (dropped > 0)
+    r.notes.push_back(fmt::format("{}: {} tensors of step {} are there on some ranks only and are "
+                                  "left out: the run ended there",
+                                  log.path, dropped, last));
+}
+
 Place part_of(const LogLine& l, char kind) {
   Place p;
   for (size_t i = 0; i < l.axes.size(); ++i)
@@ -330,10 +357,11 @@ Log read_log(const std::string& path) {
 
 LogReport judge_log(const Log& log) {
   LogReport r;
-  const auto entries = entries_of(log);
+  auto entries = entries_of(log);
+  note_ends(log, r);
+  note_unfinished(log, entries, r);
   r.tensors = int64_t(entries.size());
   r.steps = steps_in(entries);
-  note_ends(log, r);
   for (const Entry& e : entries) {
     if (!told_alike(e, r)) continue;
     judge_copies(e, r);
@@ -345,15 +373,16 @@ LogReport judge_log(const Log& log) {
 
 LogReport compare_logs(const Log& a, const Log& b) {
   LogReport r;
-  const auto of_a = entries_of(a), of_b = entries_of(b);
-  r.steps = std::min(steps_in(of_a), steps_in(of_b));
+  auto of_a = entries_of(a), of_b = entries_of(b);
   note_ends(a, r), note_ends(b, r);
+  const int64_t ends[] = {of_a.back().step, of_b.back().step}, last = std::min(ends[0], ends[1]);
+  note_unfinished(a, of_a, r), note_unfinished(b, of_b, r);
+  r.steps = std::min(steps_in(of_a), steps_in(of_b));
   std::map<std::tuple<int64_t, std::string, std::string>, const Entry*> in_b;
   for (const Entry& e : of_b) in_b[{e.step, e.phase, e.tensor}] = &e;
-  const int64_t last = std::min(of_a.back().step, of_b.back().step);
-  if (of_a.back().step != of_b.back().step)
-    r.notes.push_back(fmt::format("{} ends at step {}, {} at step {}", a.path, of_a.back().step,
-                                  b.path, of_b.back().step));
+  if (ends[0] != ends[1])
+    r.notes.push_back(
+        fmt::format("{} ends at step {}, {} at step {}", a.path, ends[0], b.path, ends[1]));
   int64_t missing = 0;
   for (const Entry& e : of_a) {
     const auto found = in_b.find({e.step, e.phase, e.tensor});

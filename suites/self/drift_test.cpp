@@ -1,0 +1,321 @@
+// drift: the step, phase, parameter and check that first see each fault of a training run; a run
+// without a fault stays within bounds; digest logs of foreign loops.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "oracle/digest/log.hpp"
+#include "oracle/drift.hpp"
+#include "oracle/drift_ranks.hpp"
+#include "oracle/self.hpp"
+
+namespace shardproof {
+namespace {
+
+const Registry& registry() {
+  static const Registry r = all_families();
+  return r;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return words;
+}
+
+DriftReport drift(const std::string& line, int64_t steps, const std::string& optimizer = "sgd",
+                  const std::string& log = "") {
+  DriftOptions o;
+  o.steps = steps;
+  o.optimizer = optimizer;
+  o.log = log;
+  return run_drift(parse_drift(words_of(line), registry()), o, Options{}, registry());
+}
+
+std::string refusal(const std::string& line) {
+  try {
+    parse_drift(words_of(line), registry());
+  } catch (const BadInput& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool saw(const DriftReport& r, const std::string& check) {
+  for (const Sighting& s : r.seen)
+    if (s.check.find(check) != std::string::npos) return true;
+  return false;
+}
+
+// ---- Runs without a fault
+
+TEST(Drift, ARunWithoutAFaultStaysWithinItsBounds) {
+  for (const char* line :
+       {"block tp=2 sp=on", "block tp=4 sp=on norm=rms dtype=f32", "block tp=2 dp=2 sp=on dtype=bf16",
+        "block tp=2 sp=on microbatches=2", "linear_row tp=4 sp=on", "replicated_qkv tp=4 kv_heads=2",
+        "norm_sequence tp=2 dp=2 sp=on reduce=tp"})
+    for (const char* optimizer : {"sgd", "adam"}) {
+      const DriftReport r = drift(line, 12, optimizer);
+      EXPECT_FALSE(r.drifted()) << line << " " << optimizer << " " << r.ended;
+      EXPECT_EQ(r.steps, 12);
+      EXPECT_GT(r.gradients, 0);
+      EXPECT_GT(r.hashes, 0);
+      EXPECT_LT(r.worst_ratio, 1);
+      EXPECT_GT(r.worst_ratio, 0) << "nothing was rounded, so nothing was asked";
+    }
+}
+
+TEST(Drift, LearnsSomething) {
+  const DriftReport r = drift("block tp=2 sp=on", 100);
+  EXPECT_LT(r.last_loss, 0.7 * r.first_loss);
+}
+
+// ---- Faults
+
+struct Fault {
+  const char *line, *phase, *parameter;
+  int64_t step;
+  bool hash;  // whether comparing replicas sees it
+};
+
+TEST(Drift, NamesStepPhaseAndParameterOfEveryFault) {
+  const Fault faults[] = {
+      {"block tp=2 sp=on control=norm_gradient_not_summed@20", "after backward", "norm1.gamma", 20,
+       true},
+      {"block tp=2 sp=on control=norm_gradient_averaged@7", "after backward", "norm1.gamma", 7,
+       false},
+      {"block tp=4 sp=on control=norm_parameter_left_out@3", "after backward", "norm2.beta", 3,
+       true},
+      {"block tp=4 sp=on control=norm_parameter_summed_twice@5", "after backward", "norm1.gamma", 5,
+       false},
+      {"block tp=2 control=redundant_gradient_summed@4", "after backward", "norm1.gamma", 4, false},
+      {"block tp=2 sp=on control=dropout_by_local_index@2", "forward", "y", 2, false},
+      {"block tp=2 dp=2 sp=on control=gradient_reduced_after_step@6", "after the step",
+       "norm1.gamma", 6, true},
+      {"block tp=2 sp=on control=replica_bit_flip@9", "after the step", "norm1.gamma", 9, true},
+      {"block tp=2 sp=on control=norm_gradient_not_summed", "after backward", "norm1.gamma", 0,
+       true}};
+  for (const Fault& f : faults) {
+    const DriftReport r = drift(f.line, f.step + 4);
+    ASSERT_FALSE(r.seen.empty()) << f.line;
+    EXPECT_EQ(r.seen[0].step, f.step) << f.line;
+    EXPECT_EQ(r.seen[0].phase, f.phase) << f.line;
+    EXPECT_EQ(r.seen[0].finding.tensor, f.parameter) << f.line;
+    EXPECT_GE(r.seen[0].finding.rank, 0) << f.line;
+    EXPECT_FALSE(r.seen[0].finding.index.empty()) << f.line;
+    EXPECT_EQ(saw(r, "hash"), f.hash) << f.line;
+    for (const Sighting& s : r.seen) EXPECT_EQ(s.phase, f.phase) << f.line;
+  }
+}
+
+TEST(Drift, AFaultThatIsNotReachedIsNoDrift) {
+  EXPECT_FALSE(drift("block tp=2 sp=on control=norm_gradient_not_summed@20", 20).drifted());
+}
+
+// The sum that is left out is 1/2 of the gradient on average: the distance grows from the first
+// wrong step on, while the loss stays within what the run's own steps differ by.
+TEST(Drift, FollowsARunOnAndSaysWhatTheLossShows) {
+  const DriftReport r = drift("block tp=2 sp=on control=norm_gradient_not_summed@10", 40);
+  ASSERT_EQ(r.distance.size(), 30u);
+  EXPECT_EQ(r.distance.front().first, 10);
+  EXPECT_GT(r.distance.front().second, 0);
+  EXPECT_GT(r.distance.back().second, 2 * r.distance.front().second);
+  EXPECT_GT(r.replicas_apart, 0);
+  EXPECT_FALSE(r.loss_told);
+}
+
+TEST(Drift, JsonHoldsTheFixedKeys) {
+  const std::string words = "block tp=2 sp=on control=norm_gradient_not_summed@3";
+  const DriftLine line = parse_drift(words_of(words), registry());
+  const std::string json = drift_json(drift(words, 5), line, DriftOptions{}, "shardproof");
+  for (const char* part : {"\"first_step\": 3,", "\"phase\": \"after backward\",",
+                           "\"parameter\": \"norm1.gamma\",", "\"rank\": ", "\"index\": ["})
+    EXPECT_NE(json.find(part), std::string::npos) << part << "\n" << json;
+  const std::string none = drift_json(drift("block tp=2", 2), line, DriftOptions{}, "shardproof");
+  EXPECT_NE(none.find("\"first_step\": null"), std::string::npos);
+}
+
+TEST(Drift, RefusesWhatCannotBeTrained) {
+  EXPECT_NE(refusal("mapping_copy tp=2").find("parameters"), std::string::npos);
+  EXPECT_NE(refusal("block tp=2 transport=mpi").find("processes or threads"), std::string::npos);
+  EXPECT_NE(refusal("block tp=2 control=norm_gradient_averaged@x").find("control"),
+            std::string::npos);
+  EXPECT_NE(refusal("block tp=2 control=norm_gradient_averaged@-1").find("control"),
+            std::string::npos);
+  EXPECT_NE(refusal("block tp=2 control=unknown@1").find("control of block"), std::string::npos);
+  EXPECT_NE(refusal("block tp=3 sp=on ffn=10").find("ffn divisible"), std::string::npos);
+  EXPECT_EQ(refusal("block tp=2 sp=on control=norm_gradient_averaged@1"), "");
+}
+
+// ---- The optimizer, by hand
+
+TEST(DriftOptimizer, SgdAndTheFirstStepsOfAdam) {
+  std::vector<double> p{1, 2};
+  drift::Optimizer sgd("sgd", 0.5);
+  sgd.step(0, p, std::vector<double>{2, -4}, DType::f64);
+  EXPECT_EQ(p, (std::vector<double>{0, 4}));
+  // The first step of Adam is rate * sign(g), up to eps / |g|: both means are unbiased to g and g^2.
+  std::vector<double> q{1, 1};
+  drift::Optimizer adam("adam", 0.25);
+  adam.step(0, q, std::vector<double>{3, -0.5}, DType::f64);
+  EXPECT_NEAR(q[0], 0.75, 1e-8);
+  EXPECT_NEAR(q[1], 1.25, 1e-8);
+  // The second, with gradient 0: m = 0.09 g / (1 - 0.81), v = 0.000999 g^2 / (1 - 0.998001).
+  adam.step(0, q, std::vector<double>{0, 0}, DType::f64);
+  const double ratio = (0.09 / 0.19) / std::sqrt(0.000999 / 0.001999);
+  EXPECT_NEAR(q[0], 0.75 - 0.25 * ratio, 1e-7);
+  EXPECT_NEAR(q[1], 1.25 + 0.25 * ratio, 1e-7);
+}
+
+// ---- Logs
+
+class DriftLogs : public ::testing::Test {
+ protected:
+  std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("drift_test." + std::to_string(getpid()));
+  void SetUp() override { std::filesystem::create_directories(folder); }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+  std::string path(const char* name) const { return (folder / name).string(); }
+};
+
+// As a foreign training loop would log: [2,4] f32, cut over tp by rows, copied over dp.
+std::string record(int64_t step, const char* tensor, int tp, int dp, float first,
+                   int64_t row_offset = 0) {
+  const shardproof_hash h = shardproof_hash_named(tensor, SHARDPROOF_F32, SHARDPROOF_RAW);
+  shardproof_digest d{};
+  const float x[4] = {first, 2, 3, 4};
+  const int64_t shape[] = {2, 4}, start[] = {tp + row_offset, 0}, extent[] = {1, 4};
+  shardproof_digest_block(&d, &h, x, 2, shape, start, extent);
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* f = open_memstream(&text, &size);
+  const std::string place = std::to_string(tp) + "," + std::to_string(dp);
+  shardproof_digest_write(f, step, "backward", tensor, "tp:S,dp:I", place.c_str(), &h, &d);
+  std::fclose(f);
+  std::string line(text, size);
+  std::free(text);
+  return line;
+}
+
+std::string step_of(int64_t step, float odd = 1) {
+  return record(step, "w", 0, 0, 1) + record(step, "w", 1, 0, 5) + record(step, "w", 0, 1, odd) +
+         record(step, "w", 1, 1, 5);
+}
+
+TEST_F(DriftLogs, OfTwoRunsNameTheFirstStepAtWhichTheyPart) {
+  drift("block tp=2 sp=on", 8, "sgd", path("a"));
+  drift("block tp=2 sp=on", 8, "sgd", path("same"));
+  drift("block tp=2 sp=on control=norm_gradient_averaged@5", 8, "sgd", path("b"));
+  const auto a = digest::read_log(path("a")), b = digest::read_log(path("b"));
+  EXPECT_TRUE(digest::compare_logs(a, digest::read_log(path("same"))).findings.empty());
+  const auto report = digest::compare_logs(a, b);
+  ASSERT_FALSE(report.findings.empty());
+  EXPECT_EQ(report.findings[0].step, 5);
+  EXPECT_EQ(report.findings[0].phase, "backward");
+  EXPECT_EQ(report.findings[0].tensor, "norm1.gamma");
+  EXPECT_TRUE(digest::judge_log(b).findings.empty());  // its replicas agree
+}
+
+TEST_F(DriftLogs, OfOneRunNameTheCopyThatParts) {
+  drift("block tp=2 sp=on control=norm_gradient_not_summed@3", 6, "sgd", path("a"));
+  const auto report = digest::judge_log(digest::read_log(path("a")));
+  ASSERT_FALSE(report.findings.empty());
+  EXPECT_EQ(report.findings[0].step, 3);
+  EXPECT_EQ(report.findings[0].phase, "backward");
+  EXPECT_EQ(report.findings[0].tensor, "norm1.gamma");
+}
+
+TEST(DriftLog, OfAForeignLoop) {
+  const auto good = digest::parse_log(step_of(0) + step_of(1), "log");
+  EXPECT_TRUE(digest::judge_log(good).findings.empty());
+  const auto parted = digest::judge_log(digest::parse_log(step_of(0) + step_of(1, 9), "log"));
+  ASSERT_EQ(parted.findings.size(), 1u);
+  EXPECT_EQ(parted.findings[0].step, 1);
+  EXPECT_EQ(parted.findings[0].rank, "tp=0,dp=1");
+  EXPECT_EQ(parted.findings[0].tensor, "w");
+}
+
+TEST(DriftLog, SeesIndicesThatNobodyOrTwoRanksOwn) {
+  // Rank 1 of tp logs row 0 again.
+  const std::string twice = record(0, "w", 0, 0, 1) + record(0, "w", 1, 0, 5, -1);
+  const auto report = digest::judge_log(digest::parse_log(twice, "log"));
+  ASSERT_EQ(report.findings.size(), 1u);
+  EXPECT_NE(report.findings[0].what.find("0 to 7, each once"), std::string::npos);
+}
+
+TEST(DriftLog, SeesNumbersThatAreNotFinite) {
+  const auto report = digest::judge_log(
+      digest::parse_log(record(0, "w", 0, 0, NAN) + record(0, "w", 1, 0, INFINITY), "log"));
+  ASSERT_FALSE(report.findings.empty());
+  EXPECT_NE(report.findings[0].what.find("1 NaN and 0 infinite"), std::string::npos);
+}
+
+TEST(DriftLog, AnotherLayoutOfTheSameTensorIsTheSame) {
+  // One rank that holds both rows, against two that hold one each.
+  const shardproof_hash h = shardproof_hash_named("w", SHARDPROOF_F32, SHARDPROOF_RAW);
+  shardproof_digest d{};
+  const float x[8] = {1, 2, 3, 4, 5, 2, 3, 4};
+  shardproof_digest_run(&d, &h, x, 8, 0);
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* f = open_memstream(&text, &size);
+  shardproof_digest_write(f, 0, "backward", "w", "tp:S", "0", &h, &d);
+  std::fclose(f);
+  const auto one = digest::parse_log(std::string(text, size), "one"),
+             two = digest::parse_log(step_of(0), "two");
+  std::free(text);
+  EXPECT_TRUE(digest::compare_logs(one, two).findings.empty());
+}
+
+TEST(DriftLog, ATruncatedLogIsReadToItsLastWholeRecord) {
+  const std::string all = step_of(0) + step_of(1) + step_of(2, 9);
+  const std::string cut = all.substr(0, all.size() - 30);
+  const auto log = digest::parse_log(cut, "log");
+  EXPECT_EQ(log.lines.size(), 11u);
+  EXPECT_NE(log.truncated.find("line 11"), std::string::npos);
+  // Of the last step one rank is missing: nothing is said about it.
+  const auto report = digest::judge_log(log);
+  EXPECT_TRUE(report.findings.empty());
+  EXPECT_EQ(report.notes.size(), 2u);
+}
+
+std::string reading(const std::string& text) {
+  try {
+    digest::parse_log(text, "log");
+  } catch (const BadInput& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(DriftLog, WhatIsNoRecordIsRefusedWithLineAndColumn) {
+  const std::string good = step_of(0), line = record(1, "w", 0, 0, 1);
+  auto with = [&](const std::string& from, const std::string& to) {
+    std::string bad = line;
+    bad.replace(bad.find(from), from.size(), to);
+    return reading(good + bad);
+  };
+  // "step=1 phase=backward tensor=w axis=tp:S,dp:I rank=0,0 digest=...": columns counted by hand.
+  EXPECT_EQ(with("step=1", "step=x").substr(0, 9), "log:5:6: ");
+  EXPECT_EQ(with("phase=", "phas=").substr(0, 9), "log:5:8: ");
+  EXPECT_EQ(with("tp:S", "tp:Q").substr(0, 10), "log:5:37: ");
+  EXPECT_EQ(with("rank=0,0", "rank=0,z").substr(0, 10), "log:5:54: ");
+  EXPECT_EQ(with("rank=0,0", "rank=0").substr(0, 10), "log:5:52: ");
+  EXPECT_NE(with("dtype=f32", "dtype=f31").find("one of f64, f32"), std::string::npos);
+  EXPECT_NE(with("unit=element", "unit=element more").find("the end of the line"),
+            std::string::npos);
+  EXPECT_NE(reading("").find("log:1:1: expected a digest log"), std::string::npos);
+  EXPECT_NE(reading("hello\n").find("log:1:1: expected step="), std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardproof
