@@ -121,7 +121,8 @@ std::string operators(const std::string& pattern) {
 
 std::string lanes(const std::string& pattern) {
   std::string text;
-  for (const Ability& a : abilities())
+  const bool devices = holds("staged", pattern) || holds("nccl", pattern);
+  for (const Ability& a : devices ? abilities() : abilities_unasked())
     if (holds(a.name, pattern))
       text += fmt::format("  {:<18} {}\n", a.name,
                           a.available ? "can run here" : "cannot run here: " + a.reason);

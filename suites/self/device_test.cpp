@@ -467,6 +467,8 @@ TEST(Program, EveryOtherCodeIsAFailureAndNoSkip) {
 }
 
 TEST(Program, ARunOnTheHostAsksForNoDevice) {
+  EXPECT_TRUE(program("list staged", "SHARDPROOF_DOUBLE_CODE=999").says("met 999"));
+  EXPECT_FALSE(program("list mapping_copy", "SHARDPROOF_DOUBLE_CODE=999").says("999"));
   const Ran ran = program("run mapping_reduce tp=2", "SHARDPROOF_DOUBLE_CODE=999");
   EXPECT_EQ(ran.exit, 0) << ran.text;
 }
