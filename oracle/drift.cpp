@@ -33,8 +33,9 @@ constexpr const char* sum_check = "sums of the training step, recomputed";
 constexpr const char* update_check = "update of the optimizer, recomputed";
 
 const char* phase_name(int tag) {
-  return tag == after_backward ? "after backward" : tag == before_step ? "before the step"
-                                                                       : "after the step";
+  return tag == after_backward ? "after backward"
+         : tag == before_step  ? "before the step"
+                               : "after the step";
 }
 
 // Gradients after the step's own sums: what was partial is there on every rank.
@@ -65,8 +66,11 @@ class Watch {
  public:
   Watch(const DriftLine& line, const DriftOptions& options, const Registry& registry,
         DriftReport& report)
-      : line_(line.line), options_(options), contract_(registry.contract(line.line.contract)),
-        report_(report), replayed_(options.optimizer, options.rate) {
+      : line_(line.line),
+        options_(options),
+        contract_(registry.contract(line.line.contract)),
+        report_(report),
+        replayed_(options.optimizer, options.rate) {
     e_.line = &line_;
     e_.contract = &contract_;
     e_.declared = declared_of(line_, registry);
@@ -157,11 +161,11 @@ class Watch {
     }
     return w;
   }
-  std::vector<Whole> inputs_of(int64_t step, int64_t m, const std::vector<Whole>& parameters) const {
+  std::vector<Whole> inputs_of(int64_t step, int64_t m,
+                               const std::vector<Whole>& parameters) const {
     std::vector<Whole> in;
     for (int k = 0; k < e_.inputs; ++k)
-      in.push_back(trained(k) ? parameters[size_t(k)]
-                              : input_or_parameter(step, m, k));
+      in.push_back(trained(k) ? parameters[size_t(k)] : input_or_parameter(step, m, k));
     return in;
   }
   Whole input_or_parameter(int64_t step, int64_t m, int k) const {
@@ -219,9 +223,8 @@ class Watch {
         parts.push_back({e_.shots[0].feeds[0], &g, &gauges[m][size_t(k)]});
       }
       const Operand& o = e_.operands[size_t(k)];
-      const auto bound = parts.size() == 1
-                             ? bound_of(e_, o, true, want, *parts[0].gauge)
-                             : bound_of_sum(e_, o, parts);
+      const auto bound = parts.size() == 1 ? bound_of(e_, o, true, want, *parts[0].gauge)
+                                           : bound_of_sum(e_, o, parts);
       judge_against(step, after_backward, k, true, want, bound, gradient_check, "after backward");
     }
   }
@@ -322,7 +325,8 @@ class Watch {
   void judge_update(int64_t step, bool quiet) {
     for (int k = 0; k < e_.inputs; ++k) {
       if (!trained(k)) continue;
-      bool told = quiet || (!report_.seen.empty() && report_.seen[0].phase != phase_name(after_step));
+      bool told =
+          quiet || (!report_.seen.empty() && report_.seen[0].phase != phase_name(after_step));
       for (int r = 0; r < e_.mesh.world(); ++r) {
         std::vector<double> due = ranks_[size_t(r)].parameters[size_t(k)];
         ranks_[size_t(r)].replay.step(k, due, values(r, before_step, k, true),
@@ -398,14 +402,14 @@ class Watch {
       }
       const auto gradients = contract_.backward(line, in, cotangents, nullptr);
       for (size_t k = 0; k < sum.size(); ++k) {
-        if (sum[k].value.empty()) sum[k] = gradients[k];
+        if (sum[k].value.empty())
+          sum[k] = gradients[k];
         else
           for (size_t i = 0; i < sum[k].value.size(); ++i) sum[k].value[i] += gradients[k].value[i];
       }
     }
     for (int k = 0; k < e_.inputs; ++k)
-      if (trained(k))
-        replayed_.step(k, twin_[size_t(k)].value, sum[size_t(k)].value, DType::f64);
+      if (trained(k)) replayed_.step(k, twin_[size_t(k)].value, sum[size_t(k)].value, DType::f64);
     return loss;
   }
 
@@ -455,7 +459,8 @@ class Watch {
 
     // What is usual: how far the losses of the last 8 steps of the other run lie apart.
     const size_t last = std::min<size_t>(twin_losses_.size(), 8);
-    const auto [least, most] = std::minmax_element(twin_losses_.end() - int64_t(last), twin_losses_.end());
+    const auto [least, most] =
+        std::minmax_element(twin_losses_.end() - int64_t(last), twin_losses_.end());
     spread_ = std::max(spread_, *most - *least);
     report_.loss_off = std::abs(loss - usual) / std::abs(usual);
     report_.loss_usual = spread_ / std::abs(usual);
@@ -523,15 +528,17 @@ void require_trainable(const DriftLine& d, const Registry& registry) {
     return o.role == Operand::parameter && o.gradient;
   });
   if (!parameters || !declared_of(d.line, registry).backward)
-    throw BadInput(fmt::format("drift: expected a contract with parameters to train, met {}; "
-                               "`block` is one",
-                               d.line.contract));
+    throw BadInput(
+        fmt::format("drift: expected a contract with parameters to train, met {}; "
+                    "`block` is one",
+                    d.line.contract));
   for (const Operand& o : operands)
     for (const auto& [axis, placement] : o.layout)
       if (o.role == Operand::output && placement.kind == Placement::partial)
-        throw BadInput(fmt::format("drift: expected outputs that a loss can be taken of, met {} of "
-                                   "{}, which is a partial sum on {}",
-                                   o.name, d.line.contract, name(axis)));
+        throw BadInput(
+            fmt::format("drift: expected outputs that a loss can be taken of, met {} of "
+                        "{}, which is a partial sum on {}",
+                        o.name, d.line.contract, name(axis)));
   const std::string& transport = d.line.text("transport");
   if (transport != "processes" && transport != "threads")
     throw BadInput(fmt::format(
@@ -541,8 +548,8 @@ void require_trainable(const DriftLine& d, const Registry& registry) {
 }
 
 std::string lost(const std::vector<RankOutcome>& outcomes) {
-  for (const RankOutcome::End end : {RankOutcome::signalled, RankOutcome::exited,
-                                     RankOutcome::hung, RankOutcome::threw})
+  for (const RankOutcome::End end :
+       {RankOutcome::signalled, RankOutcome::exited, RankOutcome::hung, RankOutcome::threw})
     for (size_t r = 0; r < outcomes.size(); ++r)
       if (outcomes[r].end == end)
         return fmt::format("rank {} {} in {}", r,
@@ -560,7 +567,8 @@ const std::vector<std::pair<std::string, std::string>>& drift_faults() {
   static const std::vector<std::pair<std::string, std::string>> faults = {
       {"gradient_reduced_after_step",
        "the optimizer spends the rank's own gradient, and the sum over dp and cp is made after it"},
-      {"replica_bit_flip", "after an update the lowest bit of one parameter of the last rank flips"}};
+      {"replica_bit_flip",
+       "after an update the lowest bit of one parameter of the last rank flips"}};
   return faults;
 }
 
@@ -588,9 +596,10 @@ DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) 
   if (!d.control.empty() && !of_the_step) {
     const Control& c = registry.control(d.line.contract, d.control);
     if (!c.make)
-      throw BadInput(fmt::format("key 'control': expected a broken kernel or a fault of the "
-                                 "training step, met '{}', which is a fault of collectives",
-                                 d.control));
+      throw BadInput(
+          fmt::format("key 'control': expected a broken kernel or a fault of the "
+                      "training step, met '{}', which is a fault of collectives",
+                      d.control));
   }
   require_trainable(d, registry);
   return d;
@@ -612,8 +621,8 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
   auto world = start_world(spec, drift::rank_main(registry));
 
   Work work{0, 0, print_canonical(line.line), line.control, line.from, given.optimizer, given.rate};
-  const int64_t most = steps_of_job(
-      line.line, registry.contract(line.line.contract).operands(line.line));
+  const int64_t most =
+      steps_of_job(line.line, registry.contract(line.line.contract).operands(line.line));
   uint32_t number = 0;
   for (bool on = true; on && work.first < options.steps && !interrupted();
        work.first += work.count) {
@@ -635,8 +644,7 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
       on = watch.see(work.first + s, std::move(step));
     }
   }
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
 

@@ -51,22 +51,22 @@ struct Sighting {
   std::string check;  // "hash of replicas", "gradient against the reference" ...
   int64_t step = 0;
   std::string phase;
-  Finding finding;    // tensor is the bare name of the parameter or output
+  Finding finding;  // tensor is the bare name of the parameter or output
 };
 
 struct DriftReport {
   std::string line;
-  int64_t steps = 0;             // that were run
-  std::vector<Sighting> seen;    // in the order of step and phase; the first is the verdict
-  std::string ended;             // why the run ended early: "rank 2 threw ..."
+  int64_t steps = 0;           // that were run
+  std::vector<Sighting> seen;  // in the order of step and phase; the first is the verdict
+  std::string ended;           // why the run ended early: "rank 2 threw ..."
   int64_t ended_at = -1;
   int64_t gradients = 0, hashes = 0;  // compared
   double worst_ratio = 0;
   // From the first wrong step on, against a run without the fault that starts there.
   std::vector<std::pair<int64_t, double>> distance;  // rms of parameters, relative
-  double replicas_apart = 0;                         // largest difference between copies, at the end
+  double replicas_apart = 0;  // largest difference between copies, at the end
   double first_loss = 0, last_loss = 0;
-  std::optional<int64_t> loss_told;  // first step at which the loss leaves what is usual
+  std::optional<int64_t> loss_told;     // first step at which the loss leaves what is usual
   double loss_off = 0, loss_usual = 0;  // relative, at the last step
   double seconds = 0;
 

@@ -37,7 +37,10 @@ DType storage_of(const Case& line, const Operand& o) {
 class TrainingRank final : public Rank {
  public:
   TrainingRank(const Case& line, const Contract& contract, RankHost& host)
-      : line_(line), contract_(contract), mesh_(line.mesh()), host_(host),
+      : line_(line),
+        contract_(contract),
+        mesh_(line.mesh()),
+        host_(host),
         ledger_(*host.state, *host.door) {
     host.state->rank = host.rank, host.state->size = host.size;
     host.state->mesh = &mesh_, host.state->trace = host.trace;
@@ -110,8 +113,11 @@ struct Tensor {
 class Trainer {
  public:
   Trainer(RankHost& host, const Work& work, const Registry& registry)
-      : line_(parse(work.line, registry)), contract_(registry.contract(line_.contract)),
-        mesh_(line_.mesh()), rank_(line_, contract_, host), me_(host.rank),
+      : line_(parse(work.line, registry)),
+        contract_(registry.contract(line_.contract)),
+        mesh_(line_.mesh()),
+        rank_(line_, contract_, host),
+        me_(host.rank),
         healthy_(registry.subject(line_.contract, line_.text("subject")).make()),
         optimizer_(work.optimizer, work.rate) {
     const bool named = !work.control.empty();
@@ -259,7 +265,8 @@ class Trainer {
       flat = to_doubles(own);
       size_t at = 0;
       for (const Tensor* t : tensors) {
-        fill_from(gradients[size_t(t->number)].view(), std::span(flat).subspan(at, t->indices.size()));
+        fill_from(gradients[size_t(t->number)].view(),
+                  std::span(flat).subspan(at, t->indices.size()));
         at += t->indices.size();
       }
     }
@@ -396,15 +403,15 @@ std::vector<std::byte> serialize(const Work& w) {
   std::ostringstream text;
   text.precision(17);
   text << w.first << ' ' << w.count << ' ' << w.from << ' ' << w.optimizer << ' ' << w.rate << '\n'
-       << w.control << '\n' << w.line << '\n';
+       << w.control << '\n'
+       << w.line << '\n';
   const std::string s = text.str();
   const auto* p = reinterpret_cast<const std::byte*>(s.data());
   return {p, p + s.size()};
 }
 
 Work parse_work(std::span<const std::byte> bytes) {
-  std::istringstream text(
-      std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  std::istringstream text(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   Work w;
   text >> w.first >> w.count >> w.from >> w.optimizer >> w.rate;
   std::string rest;

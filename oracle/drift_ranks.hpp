@@ -24,11 +24,11 @@ Work parse_work(std::span<const std::byte>);
 
 // A rank's record of a job is one ShotRecord a step; results are told apart by their step number.
 enum Tag : int {
-  after_backward = 0,   // gradients as the kernel handed them over
-  before_step = 1,      // with the sums that the training step owes
-  after_step = 2,       // parameters
-  digest_of = 10,       // + one of the above: two words, as i64
-  microbatch = 100      // + number: outputs, and cotangents (gradient = true)
+  after_backward = 0,  // gradients as the kernel handed them over
+  before_step = 1,     // with the sums that the training step owes
+  after_step = 2,      // parameters
+  digest_of = 10,      // + one of the above: two words, as i64
+  microbatch = 100     // + number: outputs, and cotangents (gradient = true)
 };
 
 RankMain rank_main(const Registry&);

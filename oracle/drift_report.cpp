@@ -21,10 +21,9 @@ std::string subject_of(const Sighting& s) {
 
 std::string at_text(const Sighting& s) {
   const Finding& f = s.finding;
-  std::string text = fmt::format("{}, {}", f.where.empty() ? f.tensor : f.where,
-                                 judging::ranks_text(f.ranks.empty() ? std::vector<int>{f.rank}
-                                                                     : f.ranks,
-                                                     0));
+  std::string text =
+      fmt::format("{}, {}", f.where.empty() ? f.tensor : f.where,
+                  judging::ranks_text(f.ranks.empty() ? std::vector<int>{f.rank} : f.ranks, 0));
   std::string got = judging::number(f.got), want = judging::number(f.want);
   if (got == want) got = fmt::format("{:.17g}", f.got), want = fmt::format("{:.17g}", f.want);
   if (f.numeric)
@@ -72,9 +71,10 @@ std::string growth(const DriftReport& r) {
 }
 
 std::string loss_text(const DriftReport& r) {
-  const std::string off = fmt::format("{:.2g} % off a run without the fault, whose own steps lie "
-                                      "{:.2g} % apart",
-                                      100 * r.loss_off, 100 * r.loss_usual);
+  const std::string off = fmt::format(
+      "{:.2g} % off a run without the fault, whose own steps lie "
+      "{:.2g} % apart",
+      100 * r.loss_off, 100 * r.loss_usual);
   if (r.loss_told)
     return fmt::format("would have told at step {}, {} steps late", *r.loss_told,
                        *r.loss_told - r.seen[0].step);
@@ -109,10 +109,11 @@ std::string known(bool yes, const std::string& value) { return yes ? value : "nu
 std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
                        const std::string& program) {
   if (!r.drifted())
-    return fmt::format("NO DRIFT   {}   {} steps, {} gradients and {} hashes compared, worst ratio "
-                       "{:.2g}, loss {:.4g} -> {:.4g}   {:.1f} s\n",
-                       r.line, r.steps, r.gradients, r.hashes, r.worst_ratio, r.first_loss,
-                       r.last_loss, r.seconds);
+    return fmt::format(
+        "NO DRIFT   {}   {} steps, {} gradients and {} hashes compared, worst ratio "
+        "{:.2g}, loss {:.4g} -> {:.4g}   {:.1f} s\n",
+        r.line, r.steps, r.gradients, r.hashes, r.worst_ratio, r.first_loss, r.last_loss,
+        r.seconds);
   if (r.seen.empty())
     return fmt::format("FAILED     {}    the run ended at step {}\n", r.line, r.ended_at) +
            row("at", r.ended) + row("replay", command_of(line, o, r.ended_at + 1, program));
@@ -146,8 +147,7 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"line\": " + quoted(r.line),
       fmt::format("\"steps\": {}", r.steps),
       fmt::format("\"drift\": {}", r.drifted()),
-      "\"first_step\": " + known(s || r.ended_at >= 0,
-                                 std::to_string(s ? s->step : r.ended_at)),
+      "\"first_step\": " + known(s || r.ended_at >= 0, std::to_string(s ? s->step : r.ended_at)),
       "\"phase\": " + known(s, s ? quoted(s->phase) : ""),
       "\"parameter\": " + known(s, quoted(f.tensor)),
       "\"rank\": " + known(s && f.rank >= 0, std::to_string(f.rank)),

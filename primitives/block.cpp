@@ -93,8 +93,8 @@ void Block::sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axi
 // Tokens are cut over dp first, then cp, then tp.
 uint64_t Block::first_index(Parallel& p, int64_t own_elements) const {
   const Mesh& mesh = p.rank.mesh();
-  const int64_t outer = int64_t(p.rank.coordinate(Axis::dp)) * mesh.size(Axis::cp) +
-                        p.rank.coordinate(Axis::cp);
+  const int64_t outer =
+      int64_t(p.rank.coordinate(Axis::dp)) * mesh.size(Axis::cp) + p.rank.coordinate(Axis::cp);
   const int64_t place = p.sp ? outer * p.tp.size() + p.tp.rank() : outer;
   return uint64_t(place * own_elements);
 }
@@ -107,8 +107,8 @@ std::vector<double> Block::dropout(Parallel& p, int64_t elements, uint32_t site)
   std::vector<double> factor(size_t(elements), 1.0);
   if (keep == 1) return factor;
   for (size_t i = 0; i < factor.size(); ++i)
-    factor[i] = word_of(line.seed(), first + i, site, uint32_t(line.at("draw"))) < limit ? 1 / keep
-                                                                                         : 0;
+    factor[i] =
+        word_of(line.seed(), first + i, site, uint32_t(line.at("draw"))) < limit ? 1 / keep : 0;
   return factor;
 }
 

@@ -20,7 +20,7 @@
 namespace shardproof::primitives {
 
 std::optional<Rejected> refused_block(const Case&);
-double keep_of(const Case&);  // 1 - dropout
+double keep_of(const Case&);                   // 1 - dropout
 std::vector<Axis> axes_of_block(const Case&);  // over which it sums its replicated parameters
 
 class Block : public Kernel {

@@ -112,9 +112,7 @@ std::unique_ptr<Norm> NormSequence::norm_of(const Case& line) const {
   return std::make_unique<Norm>(line.text("norm") == "layer");
 }
 
-std::vector<Axis> NormSequence::summed_over(const Case& line) const {
-  return axes_of_tokens(line);
-}
+std::vector<Axis> NormSequence::summed_over(const Case& line) const { return axes_of_tokens(line); }
 
 void NormSequence::sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) {
   coalesced_all_reduce(p, parts, axes);
@@ -130,8 +128,7 @@ std::unique_ptr<Saved> NormSequence::forward(Rank& rank, std::span<const View> i
   saved->gamma = inputs[1];
   saved->statistics = Buffer(p.accumulate, {rows_of(inputs[0]), 2});
   norm_of(rank.line())
-      ->forward(p, inputs[0], inputs[1], optional(inputs, 2), outputs[0],
-                saved->statistics.view());
+      ->forward(p, inputs[0], inputs[1], optional(inputs, 2), outputs[0], saved->statistics.view());
   return saved;
 }
 

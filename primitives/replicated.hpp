@@ -27,8 +27,7 @@ using Parts = std::vector<Part>;
 // One all-reduce of all parts in the wire type; without ranks to ask a conversion each.
 void coalesced_all_reduce(Parallel&, const Parts&, Communicator&, Reduce = Reduce::sum);
 // The same over a set of axes (empty: nothing is asked).
-void coalesced_all_reduce(Parallel&, const Parts&, const std::vector<Axis>&,
-                          Reduce = Reduce::sum);
+void coalesced_all_reduce(Parallel&, const Parts&, const std::vector<Axis>&, Reduce = Reduce::sum);
 // A workspace for a part of `result`'s shape, in the accumulation type.
 View partial_like(Parallel&, const View& result);
 

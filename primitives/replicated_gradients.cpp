@@ -1,4 +1,5 @@
-// Gradients as tensors of their own: summed and averaged, measured and clipped, and spent in a step.
+// Gradients as tensors of their own: summed and averaged, measured and clipped, and spent in a
+// step.
 #include <cmath>
 #include <sstream>
 

@@ -94,9 +94,9 @@ class ReplicatedStep : public Kernel {
                       const View& next);
 };
 
-double rate_of(const Case&);                 // lr=1/8
-double max_norm_of(const Case&);             // max_norm=1
-std::vector<Axis> axes_named(const Case&);   // over=tp,cp
+double rate_of(const Case&);                // lr=1/8
+double max_norm_of(const Case&);            // max_norm=1
+std::vector<Axis> axes_named(const Case&);  // over=tp,cp
 
 // Heads on a rank of tp, and how the ranks share key heads.
 struct HeadPlan {

@@ -46,20 +46,18 @@ std::optional<Rejected> refused_own_tokens(const Case& line) {
   const int64_t ranks =
       int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp) * (sp ? line.ranks(Axis::tp) : 1);
   const int64_t seq = line.at("seq"), batch = line.at("batch");
-  return first_of(
-      no_experts(line),
-      unless(seq > 0 || batch == 1, "seq wherever batch is given", said(line, "batch"),
-             "write seq= and batch=, or tokens="),
-      unless(seq == 0 || line.at("tokens") == seq * batch, "tokens = seq*batch",
-             said(line, "tokens"), "leave tokens out, or seq and batch"),
-      divided(line, seq > 0 ? "seq" : "tokens", ranks, sp ? "dp*cp*tp" : "dp*cp"));
+  return first_of(no_experts(line),
+                  unless(seq > 0 || batch == 1, "seq wherever batch is given", said(line, "batch"),
+                         "write seq= and batch=, or tokens="),
+                  unless(seq == 0 || line.at("tokens") == seq * batch, "tokens = seq*batch",
+                         said(line, "tokens"), "leave tokens out, or seq and batch"),
+                  divided(line, seq > 0 ? "seq" : "tokens", ranks, sp ? "dp*cp*tp" : "dp*cp"));
 }
 
 std::optional<Rejected> refused_gradients(const Case& line) {
-  return first_of(no_experts(line),
-                  unless(line.at("summed") + line.at("averaged") > 0,
-                         "at least one gradient, summed or averaged", "summed=0 averaged=0",
-                         "give one of them"));
+  return first_of(no_experts(line), unless(line.at("summed") + line.at("averaged") > 0,
+                                           "at least one gradient, summed or averaged",
+                                           "summed=0 averaged=0", "give one of them"));
 }
 
 std::optional<Rejected> refused_router(const Case& line) { return refused_own_tokens(line); }
@@ -70,13 +68,12 @@ namespace {
 Refusal heads(const Case& line) {
   const int64_t g = line.at("kv_heads"), p = line.ranks(Axis::tp);
   const std::string both = said(line, "kv_heads") + " tp=" + std::to_string(p);
-  return first_of(
-      divided(line, "heads", p, "tp"), divided(line, "heads", g, "kv_heads"),
-      unless(g % p == 0 || p % g == 0, "kv_heads divisible by tp, or tp by kv_heads", both,
-             "a key head is held by one rank or by equally many as every other"),
-      unless(line.at("kv_replicas") == (g >= p ? 1 : p / g),
-             "kv_replicas = tp / kv_heads where that is more than 1, else 1",
-             said(line, "kv_replicas"), "leave it out: it follows from the rest"));
+  return first_of(divided(line, "heads", p, "tp"), divided(line, "heads", g, "kv_heads"),
+                  unless(g % p == 0 || p % g == 0, "kv_heads divisible by tp, or tp by kv_heads",
+                         both, "a key head is held by one rank or by equally many as every other"),
+                  unless(line.at("kv_replicas") == (g >= p ? 1 : p / g),
+                         "kv_replicas = tp / kv_heads where that is more than 1, else 1",
+                         said(line, "kv_replicas"), "leave it out: it follows from the rest"));
 }
 
 }  // namespace

@@ -56,9 +56,8 @@ void forward_gathered(Parallel& p, const View& x, const View& w, std::span<const
              all = p.workspace(p.storage, with_extent(whole.shape, last(whole), h.rows()));
   gemm(plain(whole), turned(w), own, p.accumulate);
   p.tp.all_gather(own, all, last(all));
-  each_own_head(p, h, outputs, [&](int64_t row, const View& to) {
-    copy(all.narrow(last(all), row, h.dim), to);
-  });
+  each_own_head(p, h, outputs,
+                [&](int64_t row, const View& to) { copy(all.narrow(last(all), row, h.dim), to); });
 }
 
 // Cotangents put at their places and reduced: the ranks that share a key head add theirs up.

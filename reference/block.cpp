@@ -83,9 +83,9 @@ BlockParts<Values> block_backward(const BlockShape& s, const BlockInputs& in, In
   LinearGradients up =
       linear_backward(s.first(), f.u, in.w1, activate_backward(s.activation, f.z, down.x));
   NormGradients first = norm_backward(s.norm, in.x, in.gamma1, up.x);
-  return {plus(dr, first.x),    std::move(first.gamma), std::move(first.beta),
-          std::move(up.w),      std::move(up.b),        std::move(down.w),
-          std::move(down.b),    std::move(second.gamma), std::move(second.beta)};
+  return {plus(dr, first.x), std::move(first.gamma),  std::move(first.beta),
+          std::move(up.w),   std::move(up.b),         std::move(down.w),
+          std::move(down.b), std::move(second.gamma), std::move(second.beta)};
 }
 
 Loss block_loss(const BlockShape& s, const BlockInputs& in, const Rounding& r) {
@@ -100,8 +100,8 @@ BlockParts<Loss> block_backward_loss(const BlockShape& s, const BlockInputs& in,
   const Uncertain cotangent = certain(g);
   BlockParts<Loss> loss;
 
-  NormLosses second = norm_backward_loss(s.norm, f.r, in.gamma2,
-                                         stored(scaled(cotangent, in.dropout2, r), r), r);
+  NormLosses second =
+      norm_backward_loss(s.norm, f.r, in.gamma2, stored(scaled(cotangent, in.dropout2, r), r), r);
   const Uncertain dr = stored(sum(cotangent, stored(second.x, r), r), r),
                   dm = stored(scaled(dr, in.dropout1, r), r);
   LinearLosses down = linear_backward_loss(s.second(), f.a, in.w2, dm, r);

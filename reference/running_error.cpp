@@ -109,7 +109,8 @@ Means means_of(const Row& row, In gamma, const Uncertain& g, size_t first, doubl
   const double rounding = gamma_of(double(n) + 2, u);
   Means m;
   for (size_t j = 0; j < n; ++j) {
-    const double weight = std::abs(gamma[j]) / double(n), dot = g.most(first + j) * row.xhat.most(j),
+    const double weight = std::abs(gamma[j]) / double(n),
+                 dot = g.most(first + j) * row.xhat.most(j),
                  exact = std::abs(g.value[first + j] * row.xhat.value[j]);
     m.plain += gamma[j] * g.value[first + j] / double(n);
     m.plain_error += weight * (g.error[first + j] + rounding * g.most(first + j));
@@ -184,8 +185,8 @@ Uncertain activate_backward(Activation a, const Uncertain& x, const Uncertain& g
                             const Rounding& r) {
   Uncertain d{activate_backward(a, x.value, g.value), Values(x.size())};
   for (size_t i = 0; i < d.size(); ++i) {
-    const double steep = std::abs(slope(a, x.value[i])) +
-                         slope_error(a, x.value[i], x.error[i], r.accumulate);
+    const double steep =
+        std::abs(slope(a, x.value[i])) + slope_error(a, x.value[i], x.error[i], r.accumulate);
     d.error[i] = product_error(d.value[i], g.most(i) * steep, 1, r.accumulate);
   }
   return d;
@@ -220,8 +221,8 @@ Uncertain norm(const NormShape& s, const Uncertain& x, In gamma, In beta, const 
     for (size_t j = 0; j < n; ++j) {
       const double weight = std::abs(gamma[j]), shift = beta.empty() ? 0 : beta[j];
       y.value[first + j] = gamma[j] * row.xhat.value[j] + shift;
-      y.error[first + j] = weight * row.xhat.error[j] +
-                           2 * u * (weight * row.xhat.most(j) + std::abs(shift));
+      y.error[first + j] =
+          weight * row.xhat.error[j] + 2 * u * (weight * row.xhat.most(j) + std::abs(shift));
     }
   }
   return y;
@@ -231,7 +232,8 @@ NormLosses norm_backward_loss(const NormShape& s, const Uncertain& x, In gamma, 
                               const Rounding& r) {
   const size_t n = size_t(s.width), rows = x.size() / n;
   const double u = r.accumulate, over_rows = gamma_of(double(rows) + 1, u);
-  NormLosses d{{Values(x.size()), Values(x.size())}, {Values(n), Values(n)}, {Values(n), Values(n)}};
+  NormLosses d{
+      {Values(x.size()), Values(x.size())}, {Values(n), Values(n)}, {Values(n), Values(n)}};
   for (size_t first = 0; first < x.size(); first += n) {
     const Row row = normalise(s, x, first, u);
     const Means m = means_of(row, gamma, g, first, u);

@@ -56,8 +56,9 @@ Values dropout(const Case& c, uint32_t site) {
   const uint64_t seed = c.seed();
   for (size_t i = 0; i < factor.size(); ++i) {
     const uint64_t block = i / 4;
-    const auto words = philox({uint32_t(block), uint32_t(block >> 32), site, uint32_t(c.at("draw"))},
-                              {uint32_t(seed), uint32_t(seed >> 32)});
+    const auto words =
+        philox({uint32_t(block), uint32_t(block >> 32), site, uint32_t(c.at("draw"))},
+               {uint32_t(seed), uint32_t(seed >> 32)});
     factor[i] = words[i % 4] < limit ? 1 / keep : 0;
   }
   return factor;
@@ -172,9 +173,9 @@ std::vector<Key> keys() {
 }
 
 std::vector<std::string> cases(const std::string& tier) {
-  const auto smoke = crossed({"block"}, {"tp=2", "tp=2 sp=on", "tp=4 sp=on", "tp=4 sp=on norm=rms",
-                                         "tp=2 dp=2 sp=on", "tp=2 sp=on microbatches=2",
-                                         "tp=2 sp=on dtype=bf16", "tp=4 sp=on dtype=f32"});
+  const auto smoke = crossed(
+      {"block"}, {"tp=2", "tp=2 sp=on", "tp=4 sp=on", "tp=4 sp=on norm=rms", "tp=2 dp=2 sp=on",
+                  "tp=2 sp=on microbatches=2", "tp=2 sp=on dtype=bf16", "tp=4 sp=on dtype=f32"});
   if (tier == "smoke") return smoke;
   const auto ci = together(
       {smoke,
@@ -188,8 +189,8 @@ std::vector<std::string> cases(const std::string& tier) {
                {"", "norm=rms", "microbatches=2 dtype=f32"}),
        crossed({"block tp=2 sp=on"}, {"seq=8 batch=3", "activation=identity dropout=0"})});
   if (tier != "nightly") return ci;
-  return together({ci, crossed({"block tp=8 sp=on tokens=96 hidden=50 ffn=240",
-                                "block tp=6 sp=on", "block tp=5 sp=on tokens=40 ffn=50"},
+  return together({ci, crossed({"block tp=8 sp=on tokens=96 hidden=50 ffn=240", "block tp=6 sp=on",
+                                "block tp=5 sp=on tokens=40 ffn=50"},
                                {"", "dtype=f32", "norm=rms seed=2"})});
 }
 

@@ -41,26 +41,26 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
                         p)};
   }
   return {whole(in[0].shape,
-                centred(c) ? reference::layer_norm(in[0].value, in[1].value, beta_of(in), s.width,
-                                                   s.eps)
-                           : reference::rms_norm(in[0].value, in[1].value, s.width, s.eps))};
+                centred(c)
+                    ? reference::layer_norm(in[0].value, in[1].value, beta_of(in), s.width, s.eps)
+                    : reference::rms_norm(in[0].value, in[1].value, s.width, s.eps))};
 }
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
                             std::vector<Gauge>* gauges) {
   const auto s = shape_of(c);
-  auto d = centred(c) ? reference::layer_norm_backward(in[0].value, in[1].value, cot[0].value,
-                                                       s.width, s.eps)
-                      : reference::rms_norm_backward(in[0].value, in[1].value, cot[0].value,
-                                                     s.width, s.eps);
-  std::vector<Whole> out{whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.gamma))};
+  auto d =
+      centred(c)
+          ? reference::layer_norm_backward(in[0].value, in[1].value, cot[0].value, s.width, s.eps)
+          : reference::rms_norm_backward(in[0].value, in[1].value, cot[0].value, s.width, s.eps);
+  std::vector<Whole> out{whole(in[0].shape, std::move(d.x)),
+                         whole(in[1].shape, std::move(d.gamma))};
   if (centred(c)) out.push_back(whole(in[2].shape, std::move(d.beta)));
   if (!gauges) return out;
   const Precision p = precision_of(c, Declared{});
   const auto r = rounding_of(c, p, ranks_of(c, primitives::axes_of_tokens(c)));
-  const auto loss =
-      reference::norm_backward_loss(s, reference::certain(in[0].value), in[1].value,
-                                    reference::certain(cot[0].value), r);
+  const auto loss = reference::norm_backward_loss(s, reference::certain(in[0].value), in[1].value,
+                                                  reference::certain(cot[0].value), r);
   *gauges = {gauge_of(loss.x, p), gauge_of(reference::reduced(loss.gamma, r), p)};
   if (centred(c)) gauges->push_back(gauge_of(reference::reduced(loss.beta, r), p));
   return out;
@@ -95,9 +95,8 @@ std::vector<std::string> cases(const std::string& tier) {
                        {"", "sp=on"}),
                norms),
        crossed(crossed({"norm_sequence tp=3 sp=on", "norm_sequence tp=8 sp=on"}, norms),
-               {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 wire=f32",
-                "dtype=f32 acc=f64", "fill=large", "fill=cancelling dtype=f32",
-                "strides=transposed"}),
+               {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 wire=f32", "dtype=f32 acc=f64",
+                "fill=large", "fill=cancelling dtype=f32", "strides=transposed"}),
        crossed(crossed({"norm_sequence tp=2 cp=2", "norm_sequence tp=2 dp=2",
                         "norm_sequence tp=2 cp=2 dp=2 order=dp,cp,tp", "norm_sequence tp=4 dp=2",
                         "norm_sequence tp=2 dp=4", "norm_sequence cp=4"},
@@ -130,8 +129,8 @@ Contract norm_sequence() {
   c.illegal = {"norm_sequence tp=4 sp=on tokens=10", "norm_sequence tp=2 sp=on seq=3 batch=2",
                "norm_sequence dp=2 tokens=9", "norm_sequence tp=2 batch=2",
                "norm_sequence tp=2 ep=2"};
-  c.witnesses = {"norm_sequence tp=2 sp=on", "norm_sequence tp=3 sp=on",
-                 "norm_sequence tp=4 sp=on", "norm_sequence tp=2 dp=2 sp=on"};
+  c.witnesses = {"norm_sequence tp=2 sp=on", "norm_sequence tp=3 sp=on", "norm_sequence tp=4 sp=on",
+                 "norm_sequence tp=2 dp=2 sp=on"};
   return c;
 }
 

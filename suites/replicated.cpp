@@ -211,8 +211,8 @@ std::vector<Whole> router_forward(const Case& c, std::span<const Whole> in,
     return reference::linear(router_shape(c), size(in[0].value), size(in[1].value), size(b));
   };
   if (gauges)
-    *gauges = {gauge(product(reference::absolute), product(reference::squared),
-                     c.at("hidden") + 1, 1)};
+    *gauges = {
+        gauge(product(reference::absolute), product(reference::squared), c.at("hidden") + 1, 1)};
   return {whole(token_shape(c, c.at("experts")), product([](const Values& v) { return v; }))};
 }
 
@@ -264,13 +264,12 @@ Contract replicated_router() {
                                 "tp=4 sp=on bias=off", "tp=2 sp=on microbatches=2"});
     if (tier == "smoke") return smoke;
     const auto ci = together(
-        {smoke,
-         crossed({"replicated_router", "replicated_router tp=3 sp=on",
-                  "replicated_router tp=8 sp=on", "replicated_router tp=2 cp=2 dp=2 sp=on",
-                  "replicated_router tp=2 dp=2 sp=on reduce=tp",
-                  "replicated_router tp=2 dp=2 sp=on order=dp,tp"},
-                 {"", "dtype=f32", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
-                  "strides=transposed", "seq=24 batch=2"})});
+        {smoke, crossed({"replicated_router", "replicated_router tp=3 sp=on",
+                         "replicated_router tp=8 sp=on", "replicated_router tp=2 cp=2 dp=2 sp=on",
+                         "replicated_router tp=2 dp=2 sp=on reduce=tp",
+                         "replicated_router tp=2 dp=2 sp=on order=dp,tp"},
+                        {"", "dtype=f32", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
+                         "strides=transposed", "seq=24 batch=2"})});
     if (tier != "nightly") return ci;
     return together(
         {ci, crossed({"replicated_router tp=8 sp=on tokens=240 hidden=65",
@@ -406,14 +405,13 @@ Contract replicated_qk_norm() {
   };
   c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
   c.cases = [](const std::string& tier) {
-    const auto smoke = crossed({"replicated_qk_norm"},
-                               {"tp=2", "tp=4", "tp=4 sp=on", "tp=4 kv_heads=2", "tp=4 kv_heads=1",
-                                "tp=2 dp=2", "tp=2 dtype=bf16"});
+    const auto smoke =
+        crossed({"replicated_qk_norm"}, {"tp=2", "tp=4", "tp=4 sp=on", "tp=4 kv_heads=2",
+                                         "tp=4 kv_heads=1", "tp=2 dp=2", "tp=2 dtype=bf16"});
     if (tier == "smoke") return smoke;
     const auto ci = together(
         {smoke, crossed({"replicated_qk_norm", "replicated_qk_norm tp=8",
-                         "replicated_qk_norm tp=8 kv_heads=2",
-                         "replicated_qk_norm tp=2 cp=2 dp=2",
+                         "replicated_qk_norm tp=8 kv_heads=2", "replicated_qk_norm tp=2 cp=2 dp=2",
                          "replicated_qk_norm tp=4 dp=2 kv_heads=2 reduce=tp"},
                         {"", "dtype=f32", "dtype=bf16", "strides=transposed", "seq=8 batch=3"})});
     if (tier != "nightly") return ci;
@@ -441,8 +439,7 @@ std::vector<Operand> qkv_operands(const Case& c) {
   const auto h = heads_of(c);
   const auto x = token_shape(c, h.hidden), q = token_shape(c, h.query_rows()),
              k = token_shape(c, h.key_rows());
-  std::vector<Operand> list{
-      {"x", Operand::input, x, tokens_on(tokens_on_tp(c)), true, last(x)}};
+  std::vector<Operand> list{{"x", Operand::input, x, tokens_on(tokens_on_tp(c)), true, last(x)}};
   const Layout copies{{Axis::dp, R()}, {Axis::cp, R()}, {Axis::kv, S(0)}, {Axis::rep, I()}};
   if (gathers(c)) {
     list.push_back({"wqkv", Operand::parameter, {h.rows(), h.hidden}, parameter_on(S(0)), true, 0});
@@ -500,8 +497,8 @@ std::vector<Whole> qkv_forward(const Case& c, std::span<const Whole> in,
     };
     out.push_back(whole(token_shape(c, part_shape(c, i).out), product([](auto& v) { return v; })));
     if (gauges)
-      gauges->push_back(gauge(product(reference::absolute), product(reference::squared),
-                              c.at("hidden"), 1));
+      gauges->push_back(
+          gauge(product(reference::absolute), product(reference::squared), c.at("hidden"), 1));
   }
   return out;
 }
@@ -547,8 +544,8 @@ std::vector<Whole> qkv_backward(const Case& c, std::span<const Whole> in,
   *gauges = {gauge(std::move(m[0]), std::move(s[0]), (h.own_heads() + 2 * h.own_kv()) * h.dim,
                    l.p + (gathers(c) ? rep : 0))};
   for (size_t i = 1; i < m.size(); ++i)
-    gauges->push_back(gauge(std::move(m[i]), std::move(s[i]), l.tokens,
-                            i == 1 && !gathers(c) ? 1 : rep));
+    gauges->push_back(
+        gauge(std::move(m[i]), std::move(s[i]), l.tokens, i == 1 && !gathers(c) ? 1 : rep));
   return out;
 }
 
@@ -564,7 +561,8 @@ std::vector<Traffic> qkv_traffic(const Case& c, const std::string&, int) {
     due.push_back(call(Op::all_gather, false, l.tokens * h.rows() / l.p, c.dtype()));
     due.push_back(call(Op::reduce_scatter, true, l.tokens * h.rows(), wire_of(c)));
   } else if (h.rep > 1) {
-    Traffic copies = call(Op::all_reduce, true, 2 * h.own_kv() * h.dim * c.at("hidden"), wire_of(c));
+    Traffic copies =
+        call(Op::all_reduce, true, 2 * h.own_kv() * h.dim * c.at("hidden"), wire_of(c));
     copies.label = name(Axis::rep);
     due.push_back(copies);
   }
@@ -592,16 +590,15 @@ Contract replicated_qkv() {
   c.integer_range = [](const Case& line) {
     const auto h = heads_of(line);
     const int64_t rep = line.at("kv_replicas");
-    return range_of_products(line,
-                             std::max({h.hidden, h.query_rows() + 2 * rep * h.key_rows(),
-                                       h.tokens * rep * line.at("microbatches")}));
+    return range_of_products(line, std::max({h.hidden, h.query_rows() + 2 * rep * h.key_rows(),
+                                             h.tokens * rep * line.at("microbatches")}));
   };
   c.cases = [](const std::string& tier) {
-    const auto smoke = crossed(
-        {"replicated_qkv"},
-        {"tp=2", "tp=4 kv_heads=2", "tp=4 kv_heads=2 sp=on", "tp=4 kv_heads=1", "tp=2 kv_heads=1",
-         "tp=2 kv_heads=1 sp=on", "tp=4 kv_heads=2 form=gather",
-         "tp=4 kv_heads=2 form=gather sp=on", "tp=2 dp=2 kv_heads=1"});
+    const auto smoke =
+        crossed({"replicated_qkv"},
+                {"tp=2", "tp=4 kv_heads=2", "tp=4 kv_heads=2 sp=on", "tp=4 kv_heads=1",
+                 "tp=2 kv_heads=1", "tp=2 kv_heads=1 sp=on", "tp=4 kv_heads=2 form=gather",
+                 "tp=4 kv_heads=2 form=gather sp=on", "tp=2 dp=2 kv_heads=1"});
     if (tier == "smoke") return smoke;
     const auto ci = together(
         {smoke,
@@ -629,12 +626,11 @@ Contract replicated_qkv() {
       return std::vector<Gemm>{{"[Q|K|V] = X W^T", false, T, f, h},
                                {"dW = dY^T X", true, f, h, T},
                                {"dX = dY W", true, T, h, f}};
-    return std::vector<Gemm>{
-        {"Q = X Wq^T", false, T, q, h},   {"K = X Wk^T", false, T, k, h},
-        {"V = X Wv^T", false, T, k, h},   {"dWq = dQ^T X", true, q, h, T},
-        {"dWk = dK^T X", true, k, h, T},  {"dWv = dV^T X", true, k, h, T},
-        {"dX = dQ Wq", true, T, h, q},    {"dX += dK Wk", true, T, h, k},
-        {"dX += dV Wv", true, T, h, k}};
+    return std::vector<Gemm>{{"Q = X Wq^T", false, T, q, h},  {"K = X Wk^T", false, T, k, h},
+                             {"V = X Wv^T", false, T, k, h},  {"dWq = dQ^T X", true, q, h, T},
+                             {"dWk = dK^T X", true, k, h, T}, {"dWv = dV^T X", true, k, h, T},
+                             {"dX = dQ Wq", true, T, h, q},   {"dX += dK Wk", true, T, h, k},
+                             {"dX += dV Wv", true, T, h, k}};
   };
   c.illegal = {"replicated_qkv tp=3",
                "replicated_qkv tp=4 heads=12 kv_heads=3",
@@ -643,7 +639,8 @@ Contract replicated_qkv() {
                "replicated_qkv tp=4 kv_heads=2 kv_replicas=4",
                "replicated_qkv tp=4 sp=on tokens=10"};
   c.witnesses = {"replicated_qkv tp=2 kv_heads=1", "replicated_qkv tp=3 heads=6 kv_heads=3 sp=on",
-                 "replicated_qkv tp=4 kv_heads=2 sp=on", "replicated_qkv tp=4 kv_heads=2 form=gather",
+                 "replicated_qkv tp=4 kv_heads=2 sp=on",
+                 "replicated_qkv tp=4 kv_heads=2 form=gather",
                  "replicated_qkv tp=2 dp=2 kv_heads=1"};
   return c;
 }
@@ -709,7 +706,8 @@ Contract replicated_clip() {
   c.forward = clip_forward;
   c.traffic = [](const Case& line, const std::string&, int) {
     std::vector<Traffic> due;
-    if (line.ranks(Axis::tp) > 1) due.push_back(call(Op::all_reduce, false, 1, accumulation_of(line)));
+    if (line.ranks(Axis::tp) > 1)
+      due.push_back(call(Op::all_reduce, false, 1, accumulation_of(line)));
     return due;
   };
   c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
@@ -787,8 +785,8 @@ Contract replicated_step() {
     return range_of_sums(line, std::llround(1 / primitives::rate_of(line)) + ranks_over(line));
   };
   c.cases = [](const std::string& tier) {
-    const auto smoke = crossed({"replicated_step"}, {"tp=2", "tp=4", "tp=2 dp=2 over=dp",
-                                                     "dp=4 dtype=bf16", "tp=2 lr=1"});
+    const auto smoke = crossed(
+        {"replicated_step"}, {"tp=2", "tp=4", "tp=2 dp=2 over=dp", "dp=4 dtype=bf16", "tp=2 lr=1"});
     if (tier == "smoke") return smoke;
     return together({smoke, crossed({"replicated_step", "replicated_step tp=3",
                                      "replicated_step dp=8", "replicated_step tp=2 cp=2 dp=2"},

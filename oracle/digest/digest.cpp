@@ -47,8 +47,8 @@ void add_dissenters(std::span<const int> group, std::span<const Digest> by_rank,
     else
       camp->push_back(r);
   }
-  const auto largest = std::max_element(
-      camps.begin(), camps.end(), [](auto& a, auto& b) { return a.size() < b.size(); });
+  const auto largest = std::max_element(camps.begin(), camps.end(),
+                                        [](auto& a, auto& b) { return a.size() < b.size(); });
   for (auto camp = camps.begin(); camp != camps.end(); ++camp)
     if (camp != largest) apart.insert(apart.end(), camp->begin(), camp->end());
 }
@@ -105,16 +105,16 @@ std::vector<int> parted(const Mesh& mesh, const Layout& layout, std::span<const 
 }
 
 Located first_difference(int64_t elements, int k, const RangeDigest& a, const RangeDigest& b) {
-  if (k < 2) throw std::invalid_argument("expected at least 2 parts a round, met " +
-                                         std::to_string(k));
+  if (k < 2)
+    throw std::invalid_argument("expected at least 2 parts a round, met " + std::to_string(k));
   Located found;
   int64_t begin = 0, end = elements;
   while (end - begin > 1) {
     const int64_t width = (end - begin + k - 1) / k;
     ++found.rounds;
     int64_t part = begin;
-    while (part < end && same(a(part, std::min(part + width, end)),
-                              b(part, std::min(part + width, end))))
+    while (part < end &&
+           same(a(part, std::min(part + width, end)), b(part, std::min(part + width, end))))
       part += width;
     if (part >= end) return found;
     begin = part, end = std::min(part + width, end);

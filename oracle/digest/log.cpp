@@ -44,8 +44,8 @@ class LineReader {
     for (size_t i = 0; i < 4; ++i) *counts[i] = uint64_t(integer(w[7 + i], "a count from 0 on"));
     const auto dtype = dtype_from(w[11].value);
     if (!dtype) refuse(w[11], "one of f64, f32, bf16, f16, i64, i32");
-    r.hash = hash_of(r.tensor, *dtype, choice(w[12], "raw", "canon") ? SHARDPROOF_CANON
-                                                                     : SHARDPROOF_RAW);
+    r.hash = hash_of(r.tensor, *dtype,
+                     choice(w[12], "raw", "canon") ? SHARDPROOF_CANON : SHARDPROOF_RAW);
     r.hash.unit = choice(w[13], "element", "word") ? SHARDPROOF_WORD : SHARDPROOF_ELEMENT;
     return r;
   }
@@ -182,9 +182,10 @@ int64_t drop_unfinished(std::vector<Entry>& entries) {
 void note_unfinished(const Log& log, std::vector<Entry>& entries, LogReport& r) {
   const int64_t last = entries.back().step, dropped = drop_unfinished(entries);
   if (dropped > 0)
-    r.notes.push_back(fmt::format("{}: {} tensors of step {} are there on some ranks only and are "
-                                  "left out: the run ended there",
-                                  log.path, dropped, last));
+    r.notes.push_back(
+        fmt::format("{}: {} tensors of step {} are there on some ranks only and are "
+                    "left out: the run ended there",
+                    log.path, dropped, last));
 }
 
 Place part_of(const LogLine& l, char kind) {
@@ -243,9 +244,8 @@ void judge_copies(const Entry& e, LogReport& r) {
     std::map<std::string, size_t> camps;
     for (const LogLine* l : lines) ++camps[text(l->digest)];
     if (camps.size() < 2) continue;
-    const auto largest = std::max_element(camps.begin(), camps.end(), [](auto& a, auto& b) {
-      return a.second < b.second;
-    });
+    const auto largest = std::max_element(camps.begin(), camps.end(),
+                                          [](auto& a, auto& b) { return a.second < b.second; });
     const std::string right =
         largest->second == camps[text(lines[0]->digest)] ? text(lines[0]->digest) : largest->first;
     for (const LogLine* l : lines)
@@ -263,11 +263,10 @@ void judge_coverage(const Entry& e, LogReport& r) {
   constexpr uint64_t most = 1 << 24;
   const Digest d = whole(e);
   const bool words = e.lines[0]->hash.unit == SHARDPROOF_WORD;
-  const uint64_t units = words ? d.elements * shardproof_size(e.lines[0]->hash.dtype) / 8
-                               : d.elements;
+  const uint64_t units =
+      words ? d.elements * shardproof_size(e.lines[0]->hash.dtype) / 8 : d.elements;
   if (units > most || covers(d, e.lines[0]->hash, units)) return;
-  r.findings.push_back(finding(e,
-                               fmt::format("the indices are not 0 to {}, each once", units - 1),
+  r.findings.push_back(finding(e, fmt::format("the indices are not 0 to {}, each once", units - 1),
                                "shards overlap or leave elements out: two ranks own one index, or "
                                "none does"));
 }
@@ -275,11 +274,11 @@ void judge_coverage(const Entry& e, LogReport& r) {
 void judge_numbers(const Entry& e, LogReport& r) {
   for (const LogLine* l : e.lines)
     if (l->digest.nans + l->digest.infinities > 0) {
-      r.findings.push_back(finding(e,
-                                   fmt::format("{} NaN and {} infinite of {} elements",
-                                               l->digest.nans, l->digest.infinities,
-                                               l->digest.elements),
-                                   "numbers are no longer finite", place_text(*l)));
+      r.findings.push_back(
+          finding(e,
+                  fmt::format("{} NaN and {} infinite of {} elements", l->digest.nans,
+                              l->digest.infinities, l->digest.elements),
+                  "numbers are no longer finite", place_text(*l)));
       return;
     }
 }
@@ -350,8 +349,7 @@ Log read_log(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   if (in) text << in.rdbuf();
-  if (!in)
-    throw BadInput(fmt::format("--logs: expected a file that can be read, met '{}'", path));
+  if (!in) throw BadInput(fmt::format("--logs: expected a file that can be read, met '{}'", path));
   return parse_log(text.str(), path);
 }
 
@@ -399,19 +397,20 @@ LogReport compare_logs(const Log& a, const Log& b) {
     }
     const Digest x = whole(e), y = whole(other);
     if (same(x, y)) continue;
-    r.findings.push_back(finding(
-        e, fmt::format("{} {}, {} {}", a.path, text(x), b.path, text(y)),
-        x.elements != y.elements
-            ? fmt::format("the runs do not hold the same tensor: {} and {} elements", x.elements,
-                          y.elements)
-            : "the runs part here; everything that the logs hold before it is equal"));
+    r.findings.push_back(
+        finding(e, fmt::format("{} {}, {} {}", a.path, text(x), b.path, text(y)),
+                x.elements != y.elements
+                    ? fmt::format("the runs do not hold the same tensor: {} and {} elements",
+                                  x.elements, y.elements)
+                    : "the runs part here; everything that the logs hold before it is equal"));
   }
   if (missing > 0)
     r.notes.push_back(fmt::format("{} records of {} are not in {}", missing, a.path, b.path));
   if (r.tensors == 0)
-    throw BadInput(fmt::format("--logs: expected two logs of the same tensors, met {} and {}, "
-                               "which share no step, phase and tensor",
-                               a.path, b.path));
+    throw BadInput(
+        fmt::format("--logs: expected two logs of the same tensors, met {} and {}, "
+                    "which share no step, phase and tensor",
+                    a.path, b.path));
   return r;
 }
 

@@ -44,7 +44,7 @@ struct LogFinding {
 struct LogReport {
   std::vector<LogFinding> findings;  // in the order of step, phase and tensor
   std::vector<std::string> notes;
-  int64_t tensors = 0, steps = 0;    // records of a tensor at a step and phase; steps
+  int64_t tensors = 0, steps = 0;  // records of a tensor at a step and phase; steps
 };
 LogReport judge_log(const Log&);
 LogReport compare_logs(const Log& a, const Log& b);

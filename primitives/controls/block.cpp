@@ -1,16 +1,14 @@
 // Broken twins of the block: what its replicated parameters owe, and its dropout. In `drift` they
 // break a training run at the step that control=NAME@STEP gives.
-#include "oracle/registry.hpp"
 #include "primitives/block.hpp"
+#include "oracle/registry.hpp"
 
 namespace shardproof {
 namespace {
 
 using namespace primitives;
 
-void alone(Parallel& p, const Parts& parts) {
-  coalesced_all_reduce(p, parts, std::vector<Axis>{});
-}
+void alone(Parallel& p, const Parts& parts) { coalesced_all_reduce(p, parts, std::vector<Axis>{}); }
 
 // Sums over the own tokens are taken for the whole.
 struct GradientLocal final : Block {
@@ -51,7 +49,8 @@ struct WholeGradientSummed final : Block {
   std::vector<Axis> summed_over(const Case&) const override { return {Axis::tp}; }
 };
 
-// The sum is made once the gradient has been handed over: what the step sees is the rank's own part.
+// The sum is made once the gradient has been handed over: what the step sees is the rank's own
+// part.
 struct ReducedAfterHandOver final : Block {
   void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
     Parts late;

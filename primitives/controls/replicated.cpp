@@ -10,9 +10,7 @@ namespace {
 
 using namespace primitives;
 
-void alone(Parallel& p, const Parts& parts) {
-  coalesced_all_reduce(p, parts, std::vector<Axis>{});
-}
+void alone(Parallel& p, const Parts& parts) { coalesced_all_reduce(p, parts, std::vector<Axis>{}); }
 
 // What is already the sum is summed once more.
 void sum_again(Parallel& p, const Part& part, Communicator& group) {

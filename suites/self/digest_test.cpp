@@ -75,12 +75,13 @@ TEST(DigestLayouts, EveryShardingOfATensorHasTheDigestOfTheWhole) {
   const Digest due = whole(x);
   for (int p : {1, 2, 3, 4, 8})
     for (const Layout& layout :
-         {Layout{{Axis::tp, S(0)}}, Layout{{Axis::tp, S(1)}}, Layout{{Axis::tp, S(1, uneven_map())}},
-          Layout{{Axis::tp, S(0, uneven_map())}}}) {
+         {Layout{{Axis::tp, S(0)}}, Layout{{Axis::tp, S(1)}},
+          Layout{{Axis::tp, S(1, uneven_map())}}, Layout{{Axis::tp, S(0, uneven_map())}}}) {
       const auto digests = of_shards(x, {24, 7}, layout, Mesh({{Axis::tp, p}}));
       EXPECT_TRUE(same(sum(digests), due)) << p << " " << shardproof::text(layout);
     }
-  const auto zigzag = of_shards(x, {24, 7}, {{Axis::cp, S(0, zigzag_map())}}, Mesh({{Axis::cp, 4}}));
+  const auto zigzag =
+      of_shards(x, {24, 7}, {{Axis::cp, S(0, zigzag_map())}}, Mesh({{Axis::cp, 4}}));
   EXPECT_TRUE(same(sum(zigzag), due));
 }
 
@@ -230,7 +231,8 @@ TEST(DigestCoverage, SeesALostAndADoubledIndexWhateverTheValues) {
   auto both = [&](std::vector<int64_t> second) {
     const std::vector<float> zeros(32);
     const auto* bytes = reinterpret_cast<const std::byte*>(zeros.data());
-    const Digest d[] = {digest_of(plain_f32, bytes, indices(0)), digest_of(plain_f32, bytes, second)};
+    const Digest d[] = {digest_of(plain_f32, bytes, indices(0)),
+                        digest_of(plain_f32, bytes, second)};
     return sum(d);
   };
   EXPECT_TRUE(covers(both(indices(1)), plain_f32, 32));

@@ -59,10 +59,10 @@ bool saw(const DriftReport& r, const std::string& check) {
 // ---- Runs without a fault
 
 TEST(Drift, ARunWithoutAFaultStaysWithinItsBounds) {
-  for (const char* line :
-       {"block tp=2 sp=on", "block tp=4 sp=on norm=rms dtype=f32", "block tp=2 dp=2 sp=on dtype=bf16",
-        "block tp=2 sp=on microbatches=2", "linear_row tp=4 sp=on", "replicated_qkv tp=4 kv_heads=2",
-        "norm_sequence tp=2 dp=2 sp=on reduce=tp"})
+  for (const char* line : {"block tp=2 sp=on", "block tp=4 sp=on norm=rms dtype=f32",
+                           "block tp=2 dp=2 sp=on dtype=bf16", "block tp=2 sp=on microbatches=2",
+                           "linear_row tp=4 sp=on", "replicated_qkv tp=4 kv_heads=2",
+                           "norm_sequence tp=2 dp=2 sp=on reduce=tp"})
     for (const char* optimizer : {"sgd", "adam"}) {
       const DriftReport r = drift(line, 12, optimizer);
       EXPECT_FALSE(r.drifted()) << line << " " << optimizer << " " << r.ended;
@@ -163,7 +163,8 @@ TEST(DriftOptimizer, SgdAndTheFirstStepsOfAdam) {
   drift::Optimizer sgd("sgd", 0.5);
   sgd.step(0, p, std::vector<double>{2, -4}, DType::f64);
   EXPECT_EQ(p, (std::vector<double>{0, 4}));
-  // The first step of Adam is rate * sign(g), up to eps / |g|: both means are unbiased to g and g^2.
+  // The first step of Adam is rate * sign(g), up to eps / |g|: both means are unbiased to g and
+  // g^2.
   std::vector<double> q{1, 1};
   drift::Optimizer adam("adam", 0.25);
   adam.step(0, q, std::vector<double>{3, -0.5}, DType::f64);

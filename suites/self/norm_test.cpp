@@ -1,0 +1,322 @@
+// Norms and replicated parameters before any rank runs: numbers that can be followed by hand,
+// derivatives of the block by differences, running errors against float, layouts of shared key
+// heads, traffic in closed form, known answers of the generator behind masks.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "fixtures/random.hpp"
+#include "fixtures/sharding.hpp"
+#include "oracle/registry.hpp"
+#include "oracle/run.hpp"
+#include "primitives/philox.hpp"
+#include "primitives/replicated_layers.hpp"
+#include "reference/block.hpp"
+#include "reference/norm.hpp"
+#include "reference/replicated.hpp"
+
+namespace shardproof {
+
+void family_norm(Registry&);
+void family_replicated(Registry&);
+void family_block(Registry&);
+void controls_norm(Registry&);
+void controls_replicated(Registry&);
+void controls_block(Registry&);
+
+namespace {
+
+using reference::Values;
+using Shape = std::vector<int64_t>;
+
+const Registry& registry() {
+  static const Registry r = [] {
+    Registry all;
+    family_norm(all), family_replicated(all), family_block(all);
+    controls_norm(all), controls_replicated(all), controls_block(all);
+    return all;
+  }();
+  return r;
+}
+
+Case line_of(const std::string& text) { return parse(text, registry()); }
+const Contract& contract_of(const Case& line) { return registry().contract(line.contract); }
+
+Operand operand(const std::string& text, const std::string& name) {
+  const Case line = line_of(text);
+  for (const Operand& o : contract_of(line).operands(line))
+    if (o.name == name) return o;
+  ADD_FAILURE() << text << " has no operand " << name;
+  return {};
+}
+
+Values normals(size_t n, const char* name) {
+  const Stream123 stream(1, name);
+  Values v(n);
+  for (size_t i = 0; i < n; ++i) v[i] = stream.normal(i);
+  return v;
+}
+
+// ---- Lines
+
+TEST(ReplicatedLines, OfEveryTierAreLegalAndDistinct) {
+  for (const std::string tier : {"smoke", "ci", "nightly"})
+    for (const Contract& c : registry().contracts()) {
+      std::set<std::string> seen;
+      for (const std::string& text : c.cases(tier)) {
+        const Case line = line_of(text);
+        EXPECT_FALSE(c.precondition(line)) << text;
+        EXPECT_TRUE(seen.insert(print_canonical(line)).second) << text;
+      }
+    }
+}
+
+TEST(ReplicatedLines, IllegalOnesAreRefusedAndWitnessesAreLegal) {
+  for (const Contract& c : registry().contracts()) {
+    for (const std::string& text : c.illegal) EXPECT_TRUE(c.precondition(line_of(text))) << text;
+    for (const std::string& text : c.witnesses) EXPECT_FALSE(c.precondition(line_of(text))) << text;
+  }
+  for (const Control& c : registry().controls())
+    EXPECT_FALSE(registry().contract(c.contract).precondition(line_of(c.witness))) << c.name;
+}
+
+// ---- Shared key heads: tp = kv x rep
+
+TEST(SharedKeyHeads, FourRanksTwoHeads) {
+  const Mesh mesh = line_of("replicated_qkv tp=4 kv_heads=2").mesh();
+  EXPECT_EQ(mesh.size(Axis::kv), 2);
+  EXPECT_EQ(mesh.size(Axis::rep), 2);
+  EXPECT_EQ(mesh.groups({Axis::rep}), (std::vector<std::vector<int>>{{0, 1}, {2, 3}}));
+  EXPECT_EQ(mesh.groups({Axis::kv}), (std::vector<std::vector<int>>{{0, 2}, {1, 3}}));
+  // wk [2*6, 10]: the rows of head 0 on ranks 0 and 1, those of head 1 on ranks 2 and 3.
+  const Operand wk = operand("replicated_qkv tp=4 kv_heads=2", "wk");
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_EQ(local_shape(wk.shape, wk.layout, mesh, r), (Shape{6, 10}));
+    EXPECT_EQ(whole_indices(wk.shape, wk.layout, mesh, r)[0], r / 2 * 60);
+  }
+  EXPECT_EQ(pairing_weight(wk.layout, mesh), 0.5);  // 1/rep
+  EXPECT_EQ(whole_shape(wk.shape, wk.layout, mesh), (Shape{12, 10}));
+}
+
+TEST(SharedKeyHeads, CotangentsOfTheirUsersAreParts) {
+  const Mesh mesh = line_of("replicated_qkv tp=4 kv_heads=2").mesh();
+  const Operand k = operand("replicated_qkv tp=4 kv_heads=2", "k");
+  // One part a rank of rep, then [tokens, 2 heads of 6].
+  EXPECT_EQ(whole_shape(k.shape, dual(k.layout), mesh), (Shape{2, 24, 12}));
+  EXPECT_EQ(denoted_shape(k.shape, dual(k.layout), mesh), (Shape{24, 12}));
+  EXPECT_EQ(whole_indices(k.shape, dual(k.layout), mesh, 3)[0], 24 * 12 + 6);
+}
+
+TEST(SharedKeyHeads, WithEnoughHeadsNothingIsShared) {
+  for (const char* line : {"replicated_qkv tp=2 kv_heads=4", "replicated_qkv tp=4 kv_heads=4"})
+    EXPECT_EQ(line_of(line).at("kv_replicas"), 1) << line;
+  EXPECT_EQ(line_of("replicated_qkv tp=8 kv_heads=1").at("kv_replicas"), 8);
+}
+
+// Also for more axes: tp=4 dp=2 in the order dp,tp: ranks 0, 2, 4, 6 are tp 0 .. 3 of dp 0.
+TEST(SharedKeyHeads, TheMeshIsSplitInAnyOrder) {
+  const Mesh mesh = line_of("replicated_qkv tp=4 dp=2 kv_heads=2 order=dp,tp").mesh();
+  EXPECT_EQ(mesh.group({Axis::rep}, 0), (std::vector<int>{0, 2}));
+  EXPECT_EQ(mesh.group({Axis::rep}, 7), (std::vector<int>{5, 7}));
+  EXPECT_EQ(mesh.group({Axis::kv}, 3), (std::vector<int>{3, 7}));
+  EXPECT_THROW(Mesh({{Axis::tp, 4}}).split_tp(3), std::invalid_argument);
+}
+
+TEST(SharedKeyHeads, FusedRowsGoGroupByGroup) {
+  // 4 query heads, 2 key heads, 1 value each: Q 0..3, K 4 5, V 6 7.
+  EXPECT_EQ(reference::grouped_rows({1, 1, 4, 2, 1}), (Shape{0, 1, 4, 6, 2, 3, 5, 7}));
+  EXPECT_THROW(reference::grouped_rows({1, 1, 4, 3, 1}), std::invalid_argument);
+}
+
+// ---- Norm of all gradients
+
+TEST(GlobalNorm, ThreeFourFive) {
+  const Values a{3}, b{0, 4};
+  EXPECT_EQ(reference::global_norm({a, b}), 5);
+  EXPECT_EQ(reference::clip_factor(5, 10), 1);
+  EXPECT_NEAR(reference::clip_factor(5, 1), 0.2, 1e-7);
+}
+
+// ---- The block
+
+reference::BlockShape small_block(bool centred) {
+  reference::BlockShape s;
+  s.tokens = 3, s.hidden = 4, s.ffn = 5;
+  s.activation = reference::Activation::silu;
+  s.norm = {4, 1e-5, centred};
+  return s;
+}
+
+struct BlockData {
+  Values x = normals(12, "x"), gamma1 = normals(4, "g1"), beta1 = normals(4, "be1"),
+         w1 = normals(20, "w1"), b1 = normals(5, "b1"), w2 = normals(20, "w2"),
+         b2 = normals(4, "b2"), gamma2 = normals(4, "g2"), beta2 = normals(4, "be2"),
+         dropout1 = {0, 2, 2, 0, 2, 2, 0, 2, 2, 2, 0, 2},
+         dropout2 = {2, 0, 2, 2, 2, 0, 2, 2, 0, 2, 2, 2};
+  reference::BlockInputs inputs(bool centred) const {
+    reference::BlockInputs in{x, gamma1, beta1, w1, b1, w2, b2, gamma2, beta2, dropout1, dropout2};
+    if (!centred) in.beta1 = in.beta2 = {};
+    return in;
+  }
+};
+
+TEST(ReferenceBlock, WithoutWeightsOnlyTheSecondNormIsLeft) {
+  BlockData d;
+  std::fill(d.w2.begin(), d.w2.end(), 0.0);
+  std::fill(d.b2.begin(), d.b2.end(), 0.0);
+  std::fill(d.dropout2.begin(), d.dropout2.end(), 1.0);
+  const Values y = reference::block(small_block(true), d.inputs(true)),
+               n = reference::layer_norm(d.x, d.gamma2, d.beta2, 4, 1e-5);
+  for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], d.x[i] + n[i], 1e-15);
+}
+
+// Fourth-order differences of <g, block> in every element of every argument.
+TEST(ReferenceBlock, GradientsAreTheDerivatives) {
+  for (const bool centred : {true, false}) {
+    BlockData d;
+    const auto s = small_block(centred);
+    const Values g = normals(12, "g");
+    const auto grads = reference::block_backward(s, d.inputs(centred), g);
+    auto phi = [&] {
+      const Values y = reference::block(s, d.inputs(centred));
+      double sum = 0;
+      for (size_t i = 0; i < y.size(); ++i) sum += g[i] * y[i];
+      return sum;
+    };
+    auto check = [&](Values& x, const Values& gradient, const char* what) {
+      ASSERT_EQ(x.size(), gradient.size()) << what;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double at = x[i], h = 1e-3;
+        auto moved = [&](double t) {
+          x[i] = at + t;
+          const double v = phi();
+          x[i] = at;
+          return v;
+        };
+        const double slope =
+            (8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h);
+        EXPECT_NEAR(gradient[i], slope, 1e-8 * std::max(1.0, std::abs(slope))) << what << i;
+      }
+    };
+    check(d.x, grads.x, "x"), check(d.gamma1, grads.gamma1, "gamma1"), check(d.w1, grads.w1, "w1");
+    check(d.b1, grads.b1, "b1"), check(d.w2, grads.w2, "w2"), check(d.b2, grads.b2, "b2");
+    check(d.gamma2, grads.gamma2, "gamma2");
+    if (centred) check(d.beta1, grads.beta1, "beta1"), check(d.beta2, grads.beta2, "beta2");
+  }
+}
+
+// ---- Running errors
+
+reference::Rounding float_rounding() {
+  reference::Rounding r;
+  r.accumulate = 0x1p-24 + 0x1p-53;
+  return r;
+}
+
+// Layer norm in float, in two passes and as mean x^2 - mean^2: both within the bound, which is no
+// more than a thousand roundings of the largest value.
+TEST(RunningError, OfANormHoldsForBothFormulasOfTheVariance) {
+  const size_t n = 33;
+  Values x = normals(40 * n, "x"), gamma = normals(n, "gamma"), beta = normals(n, "beta");
+  for (Values* v : {&x, &gamma, &beta})
+    for (double& e : *v) e = double(float(e));
+  for (double& e : x) e = double(float(e + 1.5));
+  const auto y = reference::norm({int64_t(n), 1e-5, true}, reference::certain(x), gamma, beta,
+                                 float_rounding());
+  const Values exact = reference::layer_norm(x, gamma, beta, int64_t(n), 1e-5);
+  double worst = 0;
+  for (const bool two_passes : {true, false})
+    for (size_t t = 0; t < 40; ++t) {
+      float mean = 0, square = 0;
+      for (size_t j = 0; j < n; ++j) mean += float(x[t * n + j]) / float(n);
+      for (size_t j = 0; j < n; ++j) {
+        const float c = float(x[t * n + j]) - (two_passes ? mean : 0.0f);
+        square += c * c;
+      }
+      const float variance = square / float(n) - (two_passes ? 0.0f : mean * mean);
+      const float inverse = 1 / std::sqrt(variance + 1e-5f);
+      for (size_t j = 0; j < n; ++j) {
+        const size_t i = t * n + j;
+        const float got = float(gamma[j]) * ((float(x[i]) - mean) * inverse) + float(beta[j]);
+        EXPECT_NEAR(y.value[i], exact[i], 1e-12);
+        const double off = std::abs(double(got) - exact[i]);
+        EXPECT_LE(off, y.error[i]) << i;
+        EXPECT_LE(y.error[i], 1000 * 0x1p-24 * (std::abs(exact[i]) + std::abs(gamma[j]) + 1));
+        worst = std::max(worst, off / y.error[i]);
+      }
+    }
+  EXPECT_GT(worst, 1e-3);
+}
+
+TEST(RunningError, OfAKnownSumIsTheTextbookOne) {
+  // One row, K = 4 terms of size 1, no bias: gamma_5 sum |a||b|.
+  reference::Rounding r = float_rounding();
+  const Values one(4, 1.0);
+  const auto loss = reference::linear_loss({1, 4, 1}, reference::certain(one), one, {}, r);
+  EXPECT_DOUBLE_EQ(loss.error[0], reference::gamma_of(5, r.accumulate) * 4);
+  r.ranks = 2, r.wire = 0x1p-8;  // two parts in bf16: 2 u (4 + error)
+  const auto sent = reference::reduced(loss, r);
+  EXPECT_DOUBLE_EQ(sent.error[0], loss.error[0] + 2 * 0x1p-8 * (4 + loss.error[0]));
+}
+
+// ---- Traffic in closed form
+
+int64_t elements(const std::string& text, Op op, bool backward, const std::string& label) {
+  const Case line = line_of(text);
+  int64_t n = 0;
+  for (const Traffic& t : contract_of(line).traffic(line, "", 0))
+    if (t.op == op && t.backward == backward && t.label == label) n += t.count;
+  return n;
+}
+size_t calls(const std::string& text) {
+  const Case line = line_of(text);
+  return contract_of(line).traffic(line, "", 0).size();
+}
+
+TEST(ReplicatedTraffic, OneCoalescedCall) {
+  EXPECT_EQ(calls("norm_sequence tp=4 sp=on"), 1u);
+  EXPECT_EQ(elements("norm_sequence tp=4 sp=on", Op::all_reduce, true, "tp"), 20);
+  EXPECT_EQ(elements("norm_sequence tp=4 sp=on norm=rms", Op::all_reduce, true, "tp"), 10);
+  EXPECT_EQ(elements("norm_sequence tp=2 cp=2 dp=2 sp=on", Op::all_reduce, true, "tp,cp,dp"), 20);
+  EXPECT_EQ(elements("norm_sequence tp=2 dp=2 sp=on reduce=tp", Op::all_reduce, true, "tp"), 20);
+  EXPECT_EQ(calls("norm_sequence tp=4"), 0u);  // whole on every rank: nothing is summed
+  EXPECT_EQ(calls("norm_sequence"), 0u);
+  // Both norms and b2 of the block: 5 h.
+  EXPECT_EQ(elements("block tp=2 sp=on", Op::all_reduce, true, "tp"), 50);
+}
+
+TEST(ReplicatedTraffic, OfKeyHeadsGoesOverTheRanksThatShareThem) {
+  // wk and wv of one head of 6 rows and 10 columns.
+  EXPECT_EQ(elements("replicated_qkv tp=4 kv_heads=2", Op::all_reduce, true, "rep"), 2 * 6 * 10);
+  EXPECT_EQ(elements("replicated_qkv tp=4 kv_heads=4", Op::all_reduce, true, "rep"), 0);
+  // form=gather: T (n_h + 2 n_g) d forward and backward.
+  const std::string gather = "replicated_qkv tp=4 kv_heads=2 form=gather";
+  EXPECT_EQ(elements(gather, Op::all_gather, false, "tp") * 4, 24 * 12 * 6);
+  EXPECT_EQ(elements(gather, Op::reduce_scatter, true, "tp"), 24 * 12 * 6);
+}
+
+// ---- Masks
+
+// Random123's known answers of Philox4x32-10 (kat_vectors), for the primitives' own generator.
+TEST(PrimitivesPhilox, KnownAnswers) {
+  using primitives::philox4x32;
+  using Words = std::array<uint32_t, 4>;
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
+            (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  const uint32_t ones = 0xffffffff;
+  EXPECT_EQ(philox4x32({ones, ones, ones, ones}, {ones, ones}),
+            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(PrimitivesPhilox, WordsFollowTheIndex) {
+  const auto block = primitives::philox4x32({2, 0, 7, 9}, {5, 0});
+  for (uint64_t i = 8; i < 12; ++i) EXPECT_EQ(primitives::word_of(5, i, 7, 9), block[i - 8]);
+  EXPECT_EQ(primitives::word_of(5, uint64_t(4) << 32, 0, 0),
+            primitives::philox4x32({0, 1, 0, 0}, {5, 0})[0]);
+}
+
+}  // namespace
+}  // namespace shardproof
