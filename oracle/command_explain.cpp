@@ -99,6 +99,11 @@ std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
     if (nodes > 0) where = "   " + crossing_text(groups, mesh.world() / nodes);
     text += row("groups", fmt::format("{:<4} {}{}", name(a), groups_text(groups), where));
   }
+  if (mesh.size(Axis::rep) > 1)
+    for (Axis a : {Axis::kv, Axis::rep})
+      text += row("groups", fmt::format("{:<4} {}   part of tp: {}", name(a),
+                                        groups_text(mesh.groups({a})),
+                                        a == Axis::kv ? "other key heads" : "the same key heads"));
   return text;
 }
 

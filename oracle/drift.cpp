@@ -547,6 +547,44 @@ void require_trainable(const DriftLine& d, const Registry& registry) {
     throw BadInput("key 'fault': expected control=NAME@STEP in a drift run, met a fault operator");
 }
 
+bool is_drift_fault(const std::string& name) {
+  return std::any_of(drift_faults().begin(), drift_faults().end(),
+                     [&](const auto& f) { return f.first == name; });
+}
+
+// A broken kernel of the contract, or a fault of the training step that can show on the line.
+void require_control(const DriftLine& d, const Registry& registry) {
+  if (is_drift_fault(d.control)) {
+    const Mesh mesh = d.line.mesh();
+    const auto operands = registry.contract(d.line.contract).operands(d.line);
+    const bool owes = std::any_of(operands.begin(), operands.end(), [&](const Operand& o) {
+      return o.role == Operand::parameter && !owed(o, mesh).empty();
+    });
+    if (d.control == "gradient_reduced_after_step" && !owes)
+      throw BadInput(
+          "key 'control': expected a line whose training step owes a sum (dp or cp above 1) with "
+          "gradient_reduced_after_step, met one that owes none");
+    return;
+  }
+  const auto& all = registry.controls();
+  const auto known = std::find_if(all.begin(), all.end(), [&](const Control& c) {
+    return c.contract == d.line.contract && c.name == d.control;
+  });
+  std::string faults;
+  for (const auto& fault : drift_faults()) faults += (faults.empty() ? "" : " ") + fault.first;
+  if (known == all.end()) try {
+      registry.control(d.line.contract, d.control);
+    } catch (const BadInput& e) {
+      throw BadInput(fmt::format("{}; a drift run also takes faults of the training step: {}",
+                                 e.what(), faults));
+    }
+  if (!known->make)
+    throw BadInput(
+        fmt::format("key 'control': expected a broken kernel or a fault of the training "
+                    "step ({}), met '{}', which is a fault of collectives",
+                    faults, d.control));
+}
+
 std::string lost(const std::vector<RankOutcome>& outcomes) {
   for (const RankOutcome::End end :
        {RankOutcome::signalled, RankOutcome::exited, RankOutcome::hung, RankOutcome::threw})
@@ -591,17 +629,8 @@ DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) 
     break;
   }
   d.line = parse_words(words, registry);
-  const bool of_the_step = std::any_of(drift_faults().begin(), drift_faults().end(),
-                                       [&](const auto& f) { return f.first == d.control; });
-  if (!d.control.empty() && !of_the_step) {
-    const Control& c = registry.control(d.line.contract, d.control);
-    if (!c.make)
-      throw BadInput(
-          fmt::format("key 'control': expected a broken kernel or a fault of the "
-                      "training step, met '{}', which is a fault of collectives",
-                      d.control));
-  }
   require_trainable(d, registry);
+  if (!d.control.empty()) require_control(d, registry);
   return d;
 }
 

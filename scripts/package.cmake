@@ -27,7 +27,7 @@ foreach(header fixtures/dtype fixtures/tensor fixtures/placement fixtures/fills 
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${header}.hpp DESTINATION include/shardproof/${folder})
 endforeach()
-install(FILES oracle/include/shardproof/subject.hpp DESTINATION include/shardproof)
+install(FILES oracle/include/shardproof/subject.hpp oracle/digest/shardproof_digest.h DESTINATION include/shardproof)
 
 install(TARGETS shardproof RUNTIME DESTINATION bin)
 foreach(module shardproof_mpi shardproof_cuda)

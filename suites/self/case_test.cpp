@@ -257,7 +257,7 @@ TEST(Case, RefusesInOneLineThatNamesTheKey) {
       {"sample_row subject=mien", {"'subject'", "did you mean 'mine'"}},
       {"sample_row control=bias_after", {"'control'", "bias_before_reduce", "'bias_after'"}},
       {"sample_row control=bends", {"'control'", "'bends'", "curve"}},
-      {"sample_row control=bias_before_reduce@3", {"'control'", "not there yet"}},
+      {"sample_row control=bias_before_reduce@3", {"'control'", "`drift`"}},
       {"sample_row control=bias_before_reduce subject=mine", {"'control'", "'subject'"}},
       {"sample_row control=bias_before_reduce fault=skip@forward.tp.1", {"'control'", "'fault'"}},
       {"sample_row tp=2 fault=skpi@forward.tp.1", {"fault", "skip"}},

@@ -153,6 +153,9 @@ TEST(Drift, RefusesWhatCannotBeTrained) {
             std::string::npos);
   EXPECT_NE(refusal("block tp=2 control=unknown@1").find("control of block"), std::string::npos);
   EXPECT_NE(refusal("block tp=3 sp=on ffn=10").find("ffn divisible"), std::string::npos);
+  EXPECT_NE(refusal("block tp=2 control=unknown@1").find("replica_bit_flip"), std::string::npos);
+  EXPECT_NE(refusal("block tp=2 sp=on control=gradient_reduced_after_step@1").find("dp or cp"),
+            std::string::npos);
   EXPECT_EQ(refusal("block tp=2 sp=on control=norm_gradient_averaged@1"), "");
 }
 
