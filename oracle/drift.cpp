@@ -55,19 +55,11 @@ double sum_of_squares(const std::vector<double>& v) {
   return s;
 }
 
-// A training run of one process, in double, from given parameters.
-struct OneProcess {
-  std::vector<Whole> inputs;  // by operand; parameters are kept, the rest is drawn
-  Optimizer optimizer;
-  double loss = 0;
-};
-
 class Watch {
  public:
   Watch(const DriftLine& line, const DriftOptions& options, const Registry& registry,
         DriftReport& report)
       : line_(line.line),
-        options_(options),
         contract_(registry.contract(line.line.contract)),
         report_(report),
         replayed_(options.optimizer, options.rate) {
@@ -507,7 +499,6 @@ class Watch {
   }
 
   const Case line_;
-  const DriftOptions& options_;
   const Contract& contract_;
   DriftReport& report_;
   Evidence e_;
