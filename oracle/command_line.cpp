@@ -497,6 +497,12 @@ int gate_of(const Words& words, Options options, const Registry& registry) {
 
 int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   Options options = options_of(words, argc, argv);
+  if (options.in_process && options.transports != std::vector<std::string>{"threads"})
+    throw BadInput(
+        fmt::format("--in-process: expected together with --transport threads, met {}",
+                    options.transports.empty()
+                        ? "without"
+                        : fmt::format("--transport {}", fmt::join(options.transports, ","))));
   options.patterns = words.plain;
   const auto model = model_of(words, options, registry);
   if (!model) return gate_of(words, options, registry);
@@ -548,7 +554,10 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
   Report report = run_line(line, options, registry, *progress);
   progress.reset();
   for (const CaseResult& c : report.cases)
-    if (lets_pass(c)) say(coloured(ended_with_newline(passed_line(c))));
+    if (lets_pass(c)) {
+      say(coloured(ended_with_newline(passed_line(c))));
+      for (const std::string& note : c.state) say(note + "\n");
+    }
   for (const std::string& reason : no_judgement(report))
     say(coloured(fmt::format("NO JUDGEMENT {}\n", reason)));
   return concluded(std::move(report), options);
@@ -705,6 +714,7 @@ int main(int argc, char** argv, Registry registry, const char* modules) {
   look_for_modules_in(modules);
   open_standard_streams();
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is met as a write that fails
   const bool worker = argc > 1 && !std::strcmp(argv[1], "--worker");
   const auto outside = worker ? std::nullopt : outside_launch();
   if (outside && outside->rank > 0) return serve_outside(rank_main(registry));

@@ -146,8 +146,8 @@ void check_names(const Options& options) {
   for (const std::string& lane : options.require) {
     const std::string transport = lane.substr(0, lane.find('.'));
     const std::string rest = lane.find('.') == std::string::npos ? "" : lane.substr(lane.find('.') + 1);
-    const bool number = rest.size() > 2 && rest.starts_with("np") && rest.find_first_not_of("0123456789", 2) == std::string::npos;
-    if (!contains(names, transport) || (!rest.empty() && !number)) {
+    const bool number = rest.size() > 2 && rest.starts_with("np") && rest[2] != '0' && rest.find_first_not_of("0123456789", 2) == std::string::npos;
+    if (!contains(names, transport) || (lane != transport && !number)) {
       const std::string close = nearest(transport, names);
       throw BadInput(fmt::format("--require: expected a lane such as processes.np4 or mpi, met '{}'{}", lane, close.empty() || close == transport ? "" : "; did you mean '" + close + "'"));
     }
@@ -481,6 +481,7 @@ class Gate {
     report_.versions = versions();
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
     if (options_.self) report_.self = run_self(options_, registry_, due, runner_.worlds());
+    if (interrupted()) report_.self = {};  // a fault that was cut short was not missed
     const auto parts = parts_of(due, options_.jobs);
     if (parts.size() > 1)
       judge_in_parts(parts);
@@ -589,7 +590,13 @@ class Gate {
 
   void healthy(const Due& d) {
     if (const std::string reason = unavailable(d.line); !reason.empty()) return keep(skipped(d, reason));
-    keep(runner_.run(d.line, d.checks, d.lane).result);
+    Judged j = runner_.run(d.line, d.checks, d.lane);
+    const std::string& fault = d.line.text("fault");
+    if (!fault.empty() && j.completed && !any_active(j))
+      j.result.state.push_back(fmt::format("note       fault={} changed nothing: expected a call at its site whose result it alters, met none; "
+                                           "`explain` shows the calls that are due",
+                                           fault));
+    keep(std::move(j.result));
   }
 
   // Checks that a control is shown to: what is due on its line, and those that must fire.

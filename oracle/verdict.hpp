@@ -45,7 +45,7 @@ struct CaseResult {
   std::string line, canonical, replay;   // replay without the program's path
   std::string family, contract, lane;    // lane: "processes.np4"
   std::vector<CheckResult> checks;
-  std::vector<std::string> state;        // hung or crashed: a line a rank, ready to print
+  std::vector<std::string> state;        // hung or crashed: a line a rank, ready to print; else notes
   double seconds = 0;
   bool steady_known = false, steady = false;
 };

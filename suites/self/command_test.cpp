@@ -132,6 +132,10 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--subject", "nobody"}, {"--subject", "'nobody'"}},
       {{"gate", "--check", "forwrad"}, {"forwrad", "forward"}},
       {{"gate", "--require", "proceses.np4"}, {"--require", "proceses.np4", "processes"}},
+      {{"gate", "--require", "processes.np0"}, {"--require", "processes.np0"}},
+      {{"gate", "--require", "processes."}, {"--require", "processes."}},
+      {{"gate", "--in-process"}, {"--in-process", "--transport threads"}},
+      {{"gate", "--in-process", "--transport", "mpi"}, {"--in-process", "mpi"}},
       {{"gate", "--seed", "-1"}, {"--seed", "18446744073709551615", "'-1'"}},
       {{"gate", "--seeds", "0"}, {"--seeds", "from 1", "'0'"}},
       {{"gate", "--jobs", "x"}, {"--jobs", "integer", "'x'"}},
@@ -173,6 +177,16 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
     for (const std::string& part : wrong.says)
       EXPECT_TRUE(holds(ended.err, part)) << called << "\nsays " << ended.err << "not  " << part;
   }
+}
+
+// One all-reduce over tp is due forward: cp has no call, and nothing was broken.
+TEST_F(Command, AFaultThatMeetsNoCallIsSaid) {
+  const Ended inert = call({"run", contract, "tp=2", "fault=skip@forward.cp.1"});
+  EXPECT_EQ(inert.code, 0) << inert.err;
+  EXPECT_TRUE(holds(inert.out, "fault=skip@forward.cp.1 changed nothing")) << inert.out;
+  const Ended met = call({"run", contract, "tp=2", "fault=skip@forward.tp.1"});
+  EXPECT_EQ(met.code, 1) << met.err;
+  EXPECT_FALSE(holds(met.out, "changed nothing")) << met.out;
 }
 
 TEST_F(Command, ARefusedCallLeavesNoFolder) {
