@@ -1,6 +1,7 @@
 // U: may several forwards be in flight, and do gradients of microbatches add up?
 //
-//   F0 F1 B0 B1             gives the bits of F0 B0 F1 B1
+//   F0 F1 B0 B1             gives the bits of F0 B0 F1 B1, whose second half gives its own truth by
+//                           the calls of the first
 //   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of
 //   parameters
 //                           are running sums, zero at the step's start: after the last backward
@@ -99,6 +100,52 @@ void judge_order(const Evidence& e, Tally& total) {
   }
 }
 
+// Both orders may go wrong alike: where the first forward and backward are right, the second ones of a
+// step are held against their own truth, too.
+void judge_second(const Evidence& e, Tally& total) {
+  const int plain = e.find_shot(sequential);
+  for (const auto& [first, second] : {std::pair{"F0", "F1"}, std::pair{"B0", "B1"}}) {
+    const bool gradient = first[0] == 'B';
+    if (!judging::against_truth(e, plain, first, gradient).findings.empty()) return;
+    judging::Judgement j = judging::against_truth(e, plain, second, gradient);
+    total.compared += j.compared;
+    total.exact = total.exact && j.exact;
+    total.ratio = std::max(total.ratio, j.ratio);
+    for (Finding& f : j.findings) {
+      f.message += fmt::format("{}{} of F0 B0 F1 B1", f.message.empty() ? "" : ", ", second);
+      f.means = "right the first time and wrong the second: something of the first forward was kept";
+      total.findings.push_back(std::move(f));
+    }
+  }
+}
+
+LedgerEntry without_number(LedgerEntry entry) {
+  entry.number = 0;
+  return entry;
+}
+
+// The second forward and backward of a step make the calls of the first.
+void judge_calls(const Evidence& e, Tally& total) {
+  if (e.declared.own_communication) return;
+  const int plain = e.find_shot(sequential);
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const auto &once = e.record(r, 0).ledger, &twice = e.record(r, plain).ledger;
+    bool same = twice.size() == 2 * once.size();
+    for (size_t i = 0; same && i < twice.size(); ++i)
+      same = without_number(twice[i]) == without_number(once[i % once.size()]);
+    if (same) continue;
+    Finding f;
+    f.check = "accumulate";
+    f.rank = r;
+    f.ranks = {r};
+    f.message = fmt::format("F0 B0 F1 B1 makes {} calls, expected twice the {} of F0 B0, in the same order",
+                            twice.size(), once.size());
+    f.means = "the second forward or backward of a step makes other calls than the first";
+    total.findings.push_back(std::move(f));
+    return;
+  }
+}
+
 // ---- Sums over microbatches
 
 // The sum of the truths of a step, and what it is allowed to be off.
@@ -161,6 +208,8 @@ CheckResult judge(const Evidence& e) {
     if (auto f = judging::incomplete(e, shot)) return judging::conclude("accumulate", 0, {*f});
   Tally total;
   judge_order(e, total);
+  if (total.findings.empty()) judge_second(e, total);
+  if (total.findings.empty()) judge_calls(e, total);
   if (microbatches_of(e) > 1)
     for (int step : {0, 1})
       if (total.findings.empty()) judge_sums(e, step, total);

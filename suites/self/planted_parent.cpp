@@ -115,6 +115,15 @@ std::string buffer_with_itself() {
   return "";
 }
 
+// Right in the first forward of a step and wrong in the second: the base shot never sees it.
+std::string wrong_from_the_second_forward_on() {
+  const Case line = line_of("mapping_reduce tp=2 tokens=4 hidden=6 fault=skip@forward.tp.2", "");
+  const Judged j = judge(line, {"forward", "ledger", "accumulate"});
+  for (const char* passes : {"forward", "ledger"})
+    if (const std::string wrong = differs(j, {passes, Verdict::passed}); !wrong.empty()) return wrong;
+  return differs(j, {"accumulate", Verdict::failed, -1, "", {"F1", "wrong the second"}});
+}
+
 // --- selections
 
 std::string empty_selection() {
@@ -215,6 +224,7 @@ std::vector<Planted> of_the_parent() {
       {"record_of_another_rank", record_of_another_rank},
       {"record_of_another_case", record_of_another_case},
       {"buffer_with_itself", buffer_with_itself},
+      {"wrong_from_the_second_forward_on", wrong_from_the_second_forward_on},
       {"empty_selection", empty_selection},
       {"bound_ten_times_too_wide", bound_ten_times_too_wide},
   };
