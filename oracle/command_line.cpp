@@ -656,6 +656,9 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   o.log = text_of(words, "--log");
   const Options common = options_of(words, argc, argv);
   DriftLine line = parse_drift(words_of_line(words), registry);
+  if (!line.control.empty() && line.from >= o.steps)
+    throw BadInput(fmt::format("key 'control': expected a step of the run, 0 to {}, met {}@{}, which would never act; use more --steps",
+                               o.steps - 1, line.control, line.from));
   if (common.seed) line.line.set("seed", std::to_string(*common.seed));
   catch_interrupts();
   const DriftReport report = run_drift(line, o, common, registry);

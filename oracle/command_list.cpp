@@ -150,6 +150,7 @@ std::vector<std::string> all_names(const Registry& registry) {
 // check -> rank counts on which a case of tier ci asks it of the default subject.
 std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Contract& c) {
   std::map<std::string, std::set<int>> ranks;
+  for (const std::string& words : c.illegal) ranks["rejection"].insert(parse(words, registry).world());
   for (const std::string& words : c.cases("ci")) {
     Case line = parse(words, registry);
     for (const std::string& check : due_checks(c, line, declared_of(line, registry), {}))

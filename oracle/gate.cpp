@@ -780,7 +780,7 @@ class Gate {
   void close_lanes(const std::vector<Due>& due) {
     std::vector<std::string> names;
     for (const Due& d : due)
-      if (d.what == Due::healthy && !contains(names, d.lane)) names.push_back(d.lane);
+      if (d.what == Due::healthy && !d.illegal && !contains(names, d.lane)) names.push_back(d.lane);
     for (const std::string& lane : names) {
       Lane l{lane, false, "no case of it ran"};
       for (const CaseResult& r : report_.cases) {

@@ -171,7 +171,7 @@ std::string saw(const CaseResult& c, const CheckResult& first) {
   for (size_t i = 0; i < std::min(others.size(), most_also); i++) text += row("also", others[i]);
   if (others.size() > most_also)
     text +=
-        row("also", fmt::format("{} more findings, all in report.json", others.size() - most_also));
+        row("also", fmt::format("{} more; --report DIR writes all of them", others.size() - most_also));
   return text;
 }
 

@@ -189,6 +189,17 @@ TEST_F(Command, AFaultThatMeetsNoCallIsSaid) {
   EXPECT_FALSE(holds(met.out, "changed nothing")) << met.out;
 }
 
+TEST_F(Command, ALaneIsNotProvenByRefusalsAlone) {
+  const Ended refusals = call({"gate", "--tier", "smoke", "--ranks", "8", "--require", "processes.np8"});
+  EXPECT_EQ(refusals.code, 3) << refusals.out;
+}
+
+TEST_F(Command, ADriftControlBeyondTheRunIsRefused) {
+  const Ended beyond = call({"drift", "block", "tp=2", "control=norm_gradient_averaged@5", "--steps", "5"});
+  EXPECT_EQ(beyond.code, 2) << beyond.out;
+  EXPECT_TRUE(holds(beyond.err, "0 to 4")) << beyond.err;
+}
+
 TEST_F(Command, ARefusedCallLeavesNoFolder) {
   Folder folder;
   const std::string report = folder / "report";
