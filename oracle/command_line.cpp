@@ -16,6 +16,7 @@
 #include <cstring>
 #include <iterator>
 #include <sstream>
+#include <thread>
 
 #include "oracle/check.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
@@ -114,7 +115,7 @@ const std::vector<OptionName>& gate_options() {
       {"--dry-run", "", "print what is due; run nothing"},
       seed_option,
       {"--seeds", "N", "as many seeds for each line"},
-      {"--jobs", "N", "worlds side by side"},
+      {"--jobs", "N", "worlds side by side (as many as cores, at most 4)"},
       scale_option,
       canonical_option,
       in_process_option,
@@ -354,6 +355,9 @@ void check_dtypes(const std::vector<std::string>& names) {
   }
 }
 
+// Cases that are judged at a time where nobody says: a case of forked ranks leaves a core idle.
+int usual_jobs() { return int(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }
+
 // A launcher from outside has made the one world there is.
 void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
   for (const std::string& t : o.transports)
@@ -390,7 +394,7 @@ Options options_of(const Words& words, int argc, char** argv) {
   o.in_process = words.flags.contains("--in-process");
   o.seed = seed_of(words);
   o.seeds = single_integer(words, "--seeds", 1, 1'000'000);
-  o.jobs = single_integer(words, "--jobs", 1, 1024);
+  o.jobs = single_integer(words, "--jobs", usual_jobs(), 1024);
   o.deadline_scale = scale_of(words);
   o.mpiexec = text_of(words, "--mpiexec");
   o.program = argv[0];

@@ -482,11 +482,13 @@ class Gate {
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
     if (options_.self) report_.self = run_self(options_, registry_, due, runner_.worlds());
     if (interrupted()) report_.self = {};  // a fault that was cut short was not missed
-    const auto parts = parts_of(due, options_.jobs);
-    if (parts.size() > 1)
+    std::vector<Due> local, mpi;
+    for (const Due& d : due) (d.line.text("transport") == "mpi" ? mpi : local).push_back(d);
+    if (const auto parts = parts_of(local, options_.in_process ? 1 : options_.jobs); parts.size() > 1)
       judge_in_parts(parts);
     else
-      judge(due);
+      judge(local);
+    judge(mpi);  // alone: beside a busy process its polls starve
     if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch();
     if (!interrupted()) rerun_failures();
     close_lanes(due);
@@ -510,10 +512,10 @@ class Gate {
   }
 
   // Contracts stay together: their controls share twins and truths. The fullest go first, each to the
-  // part that has least to do. MPI ranks of two parts would starve each other: they stay in one.
+  // part that has least to do.
   static std::vector<std::vector<Due>> parts_of(const std::vector<Due>& due, int jobs) {
     std::map<std::string, std::vector<Due>> by_contract;
-    for (const Due& d : due) by_contract[d.line.text("transport") == "mpi" ? "mpi" : d.line.contract].push_back(d);
+    for (const Due& d : due) by_contract[d.line.contract].push_back(d);
     std::vector<const std::vector<Due>*> sorted;
     for (const auto& [name, list] : by_contract) sorted.push_back(&list);
     std::stable_sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->size() > b->size(); });
