@@ -190,7 +190,9 @@ Fill fill_of(const Case& line) {
 }
 
 bool exact_data(const Evidence& e, const Feed& feed) {
-  return e.contract->linear && feed.fill == Fill::integers;
+  if (feed.fill != Fill::integers) return false;
+  // Elsewhere a contract says by its range that every intermediate is exact (mlp without an activation).
+  return e.contract->linear || (e.line && e.contract->integer_range && e.contract->integer_range(*e.line));
 }
 
 Precision precision_of(const Case& line, const Declared& declared) {

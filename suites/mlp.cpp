@@ -207,6 +207,8 @@ std::vector<std::string> cases(const std::string& tier) {
       {smoke, crossed(crossed(ranks, {"", "sp=on"}), activations),
        crossed(crossed({"mlp tp=2", "mlp tp=8 sp=on"}, activations),
                {"dtype=f32", "dtype=bf16", "dtype=f16"}),
+       crossed(crossed(ranks, {"hidden=2 ffn=24 activation=identity fill=integers"}),
+               {"", "dtype=f32", "dtype=bf16", "dtype=bf16 sp=on"}),
        crossed({"mlp tp=3", "mlp tp=4 sp=on"},
                {"between=norm_reduced", "between=norm_reduced dtype=f32 activation=swiglu",
                 "between=norm_reduced dtype=bf16", "activation=identity dtype=f32",

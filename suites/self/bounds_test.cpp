@@ -17,9 +17,11 @@ struct Setting {
   Case line;
   Contract c;
   Evidence e;
-  explicit Setting(const std::string& keys, Placement to = I(), bool linear = true)
+  explicit Setting(const std::string& keys, Placement to = I(), bool linear = true,
+                   bool promises_exact_integers = true)
       : c(contract({4}, on_tp(P()), on_tp(to))) {
     c.linear = linear;
+    if (!promises_exact_integers) c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
     registry.add(c);
     line = parse("toy " + keys, registry);
     e.line = &line;
@@ -78,9 +80,9 @@ TEST(Precision, FollowsStorageAndDeclaration) {
 TEST(Bounds, ZeroOnExactData) {
   EXPECT_EQ(Setting("tp=2 dtype=bf16").bound(3, gauge(10, 4, 2)), 0);
   EXPECT_GT(Setting("tp=2 dtype=bf16 fill=normal").bound(3, gauge(10, 4, 2)), 0);
-  // Integers keep nothing exact where the contract is not linear.
-  EXPECT_GT(
-      Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false).bound(3, gauge(10, 4, 2)), 0);
+  // Where the contract is not linear, integers keep exact only what its range says.
+  EXPECT_GT(Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false, false).bound(3, gauge(10, 4, 2)), 0);
+  EXPECT_EQ(Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false, true).bound(3, gauge(10, 4, 2)), 0);
 }
 
 TEST(Bounds, ZeroForDataThatAreMoved) {
