@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "oracle/registry.hpp"
+#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -299,12 +300,7 @@ std::unique_ptr<Kernel> kernel() {
   return std::make_unique<Twin>();
 }
 
-struct Row {
-  const char *contract, *name;
-  std::unique_ptr<Kernel> (*make)();
-  const char *check, *silent, *imitates, *words, *makes_visible;
-  bool alone = false;
-};
+using controls::Row;
 
 const char* const ring = "attention_ring";
 const char* const gather = "attention_allgather";
@@ -384,19 +380,7 @@ const Row rows[] = {
 }  // namespace
 
 void controls_attention(Registry& registry) {
-  for (const Row& row : rows) {
-    Control c;
-    c.contract = row.contract;
-    c.name = row.name;
-    c.make = row.make;
-    c.check = row.check;
-    c.silent = row.silent;
-    c.alone = row.alone;
-    c.imitates = row.imitates;
-    c.witness = std::string(row.contract) + " " + row.words;
-    c.makes_visible = row.makes_visible;
-    registry.add(std::move(c));
-  }
+  controls::add(registry, rows);
 }
 
 }  // namespace shardproof

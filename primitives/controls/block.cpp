@@ -2,6 +2,7 @@
 // break a training run at the step that control=NAME@STEP gives.
 #include "primitives/block.hpp"
 #include "oracle/registry.hpp"
+#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -70,47 +71,32 @@ std::unique_ptr<Kernel> twin() {
   return std::make_unique<Kernel_>();
 }
 
-struct Row {
-  const char* name;
-  std::unique_ptr<Kernel> (*make)();
-  const char *check, *silent, *imitates, *words, *makes_visible;
-};
+using controls::Row;
 
 const Row rows[] = {
-    {"norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
+    {"block", "norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
      "NVIDIA/Megatron-LM 20b7a54, deepspeedai/Megatron-DeepSpeed 448", "tp=2 sp=on", "sp=on"},
-    {"norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
+    {"block", "norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
      "EleutherAI/gpt-neox 1259", "tp=2 sp=on", "sp=on; ratio 1/p"},
-    {"norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
+    {"block", "norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
      "a list of parameters kept by hand", "tp=2 sp=on", "sp=on"},
-    {"norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
+    {"block", "norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
      "a parameter on two lists of the finalisation", "tp=2 sp=on", "sp=on; ratio p"},
-    {"norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient,ledger", "forward",
+    {"block", "norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient,ledger", "forward",
      "a replicated parameter reduced over the data-parallel axis alone", "tp=2 dp=2 sp=on",
      "two axes, sp=on"},
-    {"redundant_gradient_summed", twin<WholeGradientSummed>, "gradient,ledger", "forward,replica",
+    {"block", "redundant_gradient_summed", twin<WholeGradientSummed>, "gradient,ledger", "forward,replica",
      "NVIDIA/Megatron-LM 2632", "tp=2", "sp=off; ratio p"},
-    {"gradient_reduced_after_hand_over", twin<ReducedAfterHandOver>, "replica,gradient",
+    {"block", "gradient_reduced_after_hand_over", twin<ReducedAfterHandOver>, "replica,gradient",
      "forward,ledger", "a hook that reduces after the optimizer's has run", "tp=2 sp=on", "sp=on"},
-    {"dropout_by_local_index", twin<DropoutByLocalIndex>, "forward,gradient", "ledger",
+    {"block", "dropout_by_local_index", twin<DropoutByLocalIndex>, "forward,gradient", "ledger",
      "a mask that follows the layout", "tp=2 sp=on", "sp=on, dropout above 0"},
 };
 
 }  // namespace
 
 void controls_block(Registry& registry) {
-  for (const Row& row : rows) {
-    Control c;
-    c.contract = "block";
-    c.name = row.name;
-    c.make = row.make;
-    c.check = row.check;
-    c.silent = row.silent;
-    c.imitates = row.imitates;
-    c.witness = std::string("block ") + row.words;
-    c.makes_visible = row.makes_visible;
-    registry.add(std::move(c));
-  }
+  controls::add(registry, rows);
 }
 
 }  // namespace shardproof

@@ -7,6 +7,7 @@
 #include "primitives/gemm.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/mlp.hpp"
+#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -236,11 +237,7 @@ std::unique_ptr<Kernel> layer() {
   return std::make_unique<Layer>();
 }
 
-struct Row {
-  const char *contract, *name;
-  std::unique_ptr<Kernel> (*make)();
-  const char *check, *silent, *imitates, *words, *makes_visible;
-};
+using controls::Row;
 
 const Row rows[] = {
     {"linear_column", "frozen_skips_dx_reduce", column_with<FrozenSkipsReduce>, "gradient",
@@ -308,18 +305,7 @@ const Row rows[] = {
 }  // namespace
 
 void controls_linear(Registry& registry) {
-  for (const Row& row : rows) {
-    Control c;
-    c.contract = row.contract;
-    c.name = row.name;
-    c.make = row.make;
-    c.check = row.check;
-    c.silent = row.silent;
-    c.imitates = row.imitates;
-    c.witness = std::string(row.contract) + " " + row.words;
-    c.makes_visible = row.makes_visible;
-    registry.add(std::move(c));
-  }
+  controls::add(registry, rows);
 }
 
 }  // namespace shardproof

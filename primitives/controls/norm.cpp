@@ -3,6 +3,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/norm_sequence.hpp"
+#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -84,48 +85,33 @@ std::unique_ptr<Kernel> twin() {
   return std::make_unique<Kernel_>();
 }
 
-struct Row {
-  const char* name;
-  std::unique_ptr<Kernel> (*make)();
-  const char *check, *silent, *imitates, *words, *makes_visible;
-};
+using controls::Row;
 
 const Row rows[] = {
-    {"norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
+    {"norm_sequence", "norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
      "NVIDIA/Megatron-LM 20b7a54, deepspeedai/Megatron-DeepSpeed 448", "tp=4 sp=on",
      "sp=on, p >= 2, tokens that differ"},
-    {"norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
+    {"norm_sequence", "norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
      "EleutherAI/gpt-neox 1259", "tp=4 sp=on", "sp=on, p >= 2; ratio 1/p"},
-    {"redundant_gradient_summed", twin<WholeGradientSummed>, "gradient", "forward,replica",
+    {"norm_sequence", "redundant_gradient_summed", twin<WholeGradientSummed>, "gradient", "forward,replica",
      "NVIDIA/Megatron-LM 2632", "tp=4", "sp=off, p >= 2; ratio p"},
-    {"norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient", "forward",
+    {"norm_sequence", "norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient", "forward",
      "a replicated parameter reduced over the data-parallel axis alone",
      "tp=2 dp=2 sp=on reduce=tp", "tp=2 dp=2 sp=on"},
-    {"norm_gradient_not_summed_over_cp", twin<NotSummedOverCp>, "replica,gradient", "forward",
+    {"norm_sequence", "norm_gradient_not_summed_over_cp", twin<NotSummedOverCp>, "replica,gradient", "forward",
      "Megatron CP groups", "tp=2 cp=2 sp=on", "cp >= 2"},
-    {"norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
+    {"norm_sequence", "norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
      "a list of parameters kept by hand", "tp=4 sp=on", "sp=on, two parameters"},
-    {"norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
+    {"norm_sequence", "norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
      "a parameter in two lists of the finalisation", "tp=4 sp=on", "sp=on, p >= 2; ratio p"},
-    {"nondeterministic_replica", twin<EachInItsOwnOrder>, "replica", "forward,ledger",
+    {"norm_sequence", "nondeterministic_replica", twin<EachInItsOwnOrder>, "replica", "forward,ledger",
      "pytorch/pytorch 160169", "tp=4", "fill=normal, sp=off: every rank computes the gradient"},
 };
 
 }  // namespace
 
 void controls_norm(Registry& registry) {
-  for (const Row& row : rows) {
-    Control c;
-    c.contract = "norm_sequence";
-    c.name = row.name;
-    c.make = row.make;
-    c.check = row.check;
-    c.silent = row.silent;
-    c.imitates = row.imitates;
-    c.witness = std::string("norm_sequence ") + row.words;
-    c.makes_visible = row.makes_visible;
-    registry.add(std::move(c));
-  }
+  controls::add(registry, rows);
 }
 
 }  // namespace shardproof

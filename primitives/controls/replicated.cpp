@@ -4,6 +4,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/replicated_layers.hpp"
+#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -190,12 +191,7 @@ std::unique_ptr<Kernel> twin() {
   return std::make_unique<Kernel_>();
 }
 
-struct Row {
-  const char *contract, *name;
-  std::unique_ptr<Kernel> (*make)();
-  const char *check, *silent, *imitates, *words, *makes_visible;
-  bool alone = false, backward = true;
-};
+using controls::Row;
 
 const Row rows[] = {
     {"replicated_gradients", "gradient_left_out_of_call", twin<LastLeftOut>, "forward,replica",
@@ -253,20 +249,7 @@ const Row rows[] = {
 }  // namespace
 
 void controls_replicated(Registry& registry) {
-  for (const Row& row : rows) {
-    Control c;
-    c.contract = row.contract;
-    c.name = row.name;
-    c.make = row.make;
-    c.check = row.check;
-    c.silent = row.silent;
-    c.alone = row.alone;
-    c.imitates = row.imitates;
-    c.witness = std::string(row.contract) + " " + row.words;
-    c.makes_visible = row.makes_visible;
-    c.declared.backward = row.backward;
-    registry.add(std::move(c));
-  }
+  controls::add(registry, rows);
 }
 
 }  // namespace shardproof
