@@ -1,4 +1,4 @@
-// A tree from the events of nlohmann-json's reader. Its own tree keeps the last of two equal names
+// Events and a tree from nlohmann-json's reader. Its own tree keeps the last of two equal names
 // and recurses as deep as a file asks it to; here both are refused while reading.
 #include "oracle/json.hpp"
 
@@ -19,28 +19,21 @@ namespace {
 
 using nlohmann::json;
 
-// A word of a file in a message: printable and short.
-std::string in_quotes(const std::string& word) {
-  constexpr size_t most = 40;
-  std::string s = word.substr(0, most);
-  for (char& c : s)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return "'" + s + (word.size() > most ? "...'" : "'");
-}
-
 // Line and column of a byte, both from 1.
-std::string place(const std::string& text, size_t byte) {
+std::string place(std::string_view text, size_t byte) {
   byte = std::min(byte, text.size());
   const auto line = 1 + std::count(text.begin(), text.begin() + std::ptrdiff_t(byte), '\n');
-  const size_t newline = byte == 0 ? std::string::npos : text.rfind('\n', byte - 1);
+  const size_t newline = byte == 0 ? std::string_view::npos : text.rfind('\n', byte - 1);
   return fmt::format("line {}, column {}", line,
-                     byte - (newline == std::string::npos ? 0 : newline + 1) + 1);
+                     byte - (newline == std::string_view::npos ? 0 : newline + 1) + 1);
 }
 
-class Builder {
+// From the library's events to ours, with the limits.
+class Reader {
  public:
-  Builder(const std::string& text, const std::string& source, const JsonLimits& limits)
-      : text_(text), source_(source), limits_(limits) {}
+  Reader(std::string_view text, const std::string& source, const JsonLimits& limits,
+         JsonEvents& events)
+      : text_(text), source_(source), limits_(limits), events_(events) {}
 
   bool null() { return put({}); }
   bool boolean(bool b) {
@@ -78,7 +71,7 @@ class Builder {
           fmt::format("{}: expected each key once, met {} twice in one object; leave one "
                       "out",
                       source_, in_quotes(name)));
-    name_ = std::move(name);
+    events_.key(std::move(name));
     return true;
   }
 
@@ -92,6 +85,43 @@ class Builder {
     throw BadInput(fmt::format("{}: expected JSON, met {} at {}", source_, in_quotes(last), where));
   }
 
+ private:
+  bool put(JsonValue v) {
+    events_.value(std::move(v));
+    return true;
+  }
+  bool open(JsonValue::Kind kind) {
+    if (int(names_.size()) >= limits_.depth)
+      throw BadInput(
+          fmt::format("{}: expected at most {} objects and lists in each other, met more", source_,
+                      limits_.depth));
+    names_.emplace_back();
+    events_.open(kind);
+    return true;
+  }
+  bool close() {
+    names_.pop_back();
+    events_.close();
+    return true;
+  }
+
+  std::string_view text_;
+  const std::string& source_;
+  const JsonLimits& limits_;
+  JsonEvents& events_;
+  std::vector<std::set<std::string>> names_;  // of the open containers
+};
+
+class Builder final : public JsonEvents {
+ public:
+  void value(JsonValue v) override { append(std::move(v)); }
+  void key(std::string name) override { name_ = std::move(name); }
+  void open(JsonValue::Kind kind) override {
+    JsonValue v;
+    v.kind = kind;
+    open_.push_back(append(std::move(v)));
+  }
+  void close() override { open_.pop_back(); }
   JsonValue take() { return std::move(root_); }
 
  private:
@@ -102,36 +132,26 @@ class Builder {
     if (in.kind == JsonValue::array) return &in.items.emplace_back(std::move(v));
     return &in.members.emplace_back(std::move(name_), std::move(v)).second;
   }
-  bool put(JsonValue v) {
-    append(std::move(v));
-    return true;
-  }
-  bool open(JsonValue::Kind kind) {
-    if (int(open_.size()) >= limits_.depth)
-      throw BadInput(
-          fmt::format("{}: expected at most {} objects and lists in each other, met more", source_,
-                      limits_.depth));
-    JsonValue v;
-    v.kind = kind;
-    open_.push_back(append(std::move(v)));
-    names_.emplace_back();
-    return true;
-  }
-  bool close() {
-    open_.pop_back();
-    names_.pop_back();
-    return true;
-  }
 
-  const std::string &text_, &source_;
-  const JsonLimits& limits_;
   JsonValue root_;
   std::vector<JsonValue*> open_;
-  std::vector<std::set<std::string>> names_;  // of the open containers
   std::string name_;
 };
 
 }  // namespace
+
+// A word of a file in a message: printable and short.
+std::string in_quotes(const std::string& word) {
+  constexpr size_t most = 40;
+  std::string s = word.substr(0, most);
+  for (char& c : s)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return "'" + s + (word.size() > most ? "...'" : "'");
+}
+
+std::string json_text(const std::string& words) {
+  return json(words).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
+}
 
 const JsonValue* JsonValue::find(const std::string& name) const {
   for (const auto& [key, value] : members)
@@ -159,12 +179,18 @@ std::string shown(const JsonValue& v) {
   return "";
 }
 
-JsonValue parse_json(const std::string& text, const std::string& source, const JsonLimits& limits) {
+void scan_json(std::string_view text, const std::string& source, const JsonLimits& limits,
+               JsonEvents& events) {
   if (text.size() > limits.bytes)
     throw BadInput(
         fmt::format("{}: expected at most {} bytes, met {}", source, limits.bytes, text.size()));
-  Builder builder(text, source, limits);
-  json::sax_parse(text, &builder);
+  Reader reader(text, source, limits, events);
+  json::sax_parse(text, &reader);
+}
+
+JsonValue parse_json(const std::string& text, const std::string& source, const JsonLimits& limits) {
+  Builder builder;
+  scan_json(text, source, limits, builder);
   return builder.take();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,22 @@ struct JsonLimits {
   size_t bytes = size_t(16) << 20;
   int depth = 64;
 };
+
+// A word of a file in a message: printable and short.
+std::string in_quotes(const std::string& word);
+// A text as JSON has it, in its quotes. What is no UTF-8 is replaced.
+std::string json_text(const std::string& words);
+
+// The same as it is read, piece by piece, for a reader that keeps what it needs and no tree.
+struct JsonEvents {
+  virtual ~JsonEvents() = default;
+  virtual void value(JsonValue) = 0;  // null, boolean, integer, real or text
+  virtual void key(std::string name) = 0;
+  virtual void open(JsonValue::Kind) = 0;  // object or array
+  virtual void close() = 0;
+};
+// Throws as parse_json does.
+void scan_json(std::string_view text, const std::string& source, const JsonLimits&, JsonEvents&);
 
 // Throws BadInput with `source` in front: not JSON (line and column), a name twice in one object
 // (the name), deeper or longer than the limits.
