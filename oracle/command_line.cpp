@@ -19,8 +19,8 @@
 #include <thread>
 
 #include "oracle/check.hpp"
-#include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/mpi.hpp"
+#include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/command.hpp"
 #include "oracle/digest/log.hpp"
 #include "oracle/drift.hpp"
@@ -29,6 +29,8 @@
 #include "oracle/gate.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/model.hpp"
+#include "oracle/prepared/judge.hpp"
+#include "oracle/prepared/prepare.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/shrink.hpp"
@@ -158,6 +160,21 @@ const std::vector<OptionName>& drift_options() {
   return options;
 }
 
+const std::vector<OptionName>& prepare_options() {
+  static const std::vector<OptionName> options = {
+      {"--tier", "NAME", "in place of a line: a folder for each case of PATTERN in this tier"},
+      {"--ranks", "N", "with --tier: only lines of these world sizes", true},
+      {"--dtype", "NAME", "with --tier: only lines of these storage types", true},
+      checks_option,
+      seed_option};
+  return options;
+}
+
+const std::vector<OptionName>& judge_options() {
+  static const std::vector<OptionName> options = {report_option};
+  return options;
+}
+
 struct CommandName {
   const char *name, *words, *help;
   const std::vector<OptionName>& options;
@@ -172,6 +189,8 @@ const std::vector<CommandName>& commands() {
       {"list", "PATTERN", "everything that can be named", list_options()},
       {"explain", "LINE", "what a line would do, without running it", none},
       {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
+      {"prepare", "LINE DIR", "write what a foreign program must be fed", prepare_options()},
+      {"judge", "DIR", "judge what a foreign program left in a prepared folder", judge_options()},
       {"drift", "LINE", "train it, and name the first step that goes wrong", drift_options()},
   };
   return all;
@@ -620,6 +639,56 @@ int explain(const Words& words, const Registry& registry) {
   return exit_passed;
 }
 
+// ---- prepare and judge
+
+int prepare(Words words, const Registry& registry, int argc, char** argv) {
+  if (words.plain.size() < 2)
+    throw BadInput(
+        fmt::format("prepare: expected LINE DIR, or --tier NAME [PATTERN ...] DIR, met {}",
+                    words.plain.empty() ? "nothing" : "one word; the last one is the folder"));
+  const std::string folder = words.plain.back();
+  words.plain.pop_back();
+  if (folder.empty()) refuse("DIR", "a folder", folder);
+  Options options = options_of(words, argc, argv);
+  if (single(words, "--tier")) {
+    options.patterns = words.plain;
+    options.transports = {"processes"};
+    const prepared::Battery b = prepared::prepare_battery(options, folder, registry);
+    for (const std::string& why : b.left_out) say(fmt::format("left out   {}\n", why));
+    say(
+        fmt::format("prepared   {} cases in {}   next: run your program in each of its folders, "
+                    "then {} judge {}\n",
+                    b.members.size(), folder, options.program, shell_word(folder)));
+    return exit_passed;
+  }
+  for (const char* option : {"--ranks", "--dtype"})
+    if (!several(words, option).empty())
+      throw BadInput(fmt::format(
+          "{}: expected together with --tier, met without; write it in the line", option));
+  Case line = parse_words(words_of_line(words), registry);
+  if (options.seed) line.set("seed", std::to_string(*options.seed));
+  check_world(line);
+  const prepared::Member m = prepared::prepare_case(line, options.checks, folder, registry);
+  say(fmt::format(
+      "prepared   {} for {} ranks in {}   next: run your program there, then {} judge {}\n", m.line,
+      line.world(), folder, options.program, shell_word(folder)));
+  return exit_passed;
+}
+
+int judge(const Words& words, const Registry& registry, int argc, char** argv) {
+  if (words.plain.size() != 1)
+    throw BadInput(fmt::format("judge: expected one DIR, met {}; `shardproof prepare` makes one",
+                               words.plain.size()));
+  const Options options = options_of(words, argc, argv);
+  catch_interrupts();
+  auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
+  Report report = prepared::judge_folder(words.plain[0], options, registry, *progress);
+  progress.reset();
+  if (!options.report.empty()) check_report_folder(options.report);
+  say(coloured(ended_with_newline(closing(report))));
+  return concluded(std::move(report), options);
+}
+
 // ---- drift
 
 void write_json(const Words& words, const std::string& json) {
@@ -688,6 +757,8 @@ int obey(int argc, char** argv, const Registry& registry) {
   if (name == "run") return run(words, registry, argc, argv);
   if (name == "list") return list(words, registry);
   if (name == "explain") return explain(words, registry);
+  if (name == "prepare") return prepare(words, registry, argc, argv);
+  if (name == "judge") return judge(words, registry, argc, argv);
   if (name == "drift") return drift_command(words, registry, argc, argv);
   return shrink(words, registry, argc, argv);
 }

@@ -165,7 +165,7 @@ void put(Writer& w, const ResultTensor& t) {
   w.put(t.gradient);
   w.put(t.dtype);
   w.put_list(t.shape);
-  w.put_list(t.bytes);
+  w.put_list(std::span<const std::byte>(t.bytes));
 }
 
 ResultTensor get_result(Reader& r) {

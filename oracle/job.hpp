@@ -1,6 +1,8 @@
 // What the parent asks of the ranks and what each of them hands back. The parent judges; ranks only
 // execute shots and record what came out.
 #pragma once
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -44,13 +46,43 @@ struct Job {
   std::vector<Shot> shots;
 };
 
+// The bytes of a result: its own, or a part of a mapped file, which outlives it. What is written to
+// becomes its own first.
+class Bytes {
+ public:
+  Bytes() = default;
+  Bytes(std::vector<std::byte> own) : own_(std::move(own)) {}
+  static Bytes of_file(std::span<const std::byte> part) {
+    Bytes b;
+    b.file_ = part;
+    return b;
+  }
+  size_t size() const { return file_.empty() ? own_.size() : file_.size(); }
+  bool empty() const { return size() == 0; }
+  const std::byte* data() const { return file_.empty() ? own_.data() : file_.data(); }
+  std::byte* data() { return make_own().data(); }
+  const std::byte* begin() const { return data(); }
+  const std::byte* end() const { return data() + size(); }
+  void resize(size_t n) { make_own().resize(n); }
+  operator std::span<const std::byte>() const { return {data(), size()}; }
+  bool operator==(const Bytes& b) const { return std::equal(begin(), end(), b.begin(), b.end()); }
+
+ private:
+  std::vector<std::byte>& make_own() {
+    if (!file_.empty()) own_.assign(file_.begin(), file_.end()), file_ = {};
+    return own_;
+  }
+  std::vector<std::byte> own_;
+  std::span<const std::byte> file_;
+};
+
 struct ResultTensor {
   int step = 0;                            // number of the word in the program
   int operand = 0;                         // index into the contract's operands
   bool gradient = false;                   // of that operand; else its value
   DType dtype = DType::f64;
   std::vector<int64_t> shape;              // local
-  std::vector<std::byte> bytes;            // row-major
+  Bytes bytes;                             // row-major
 };
 
 struct MemoryFinding {

@@ -211,11 +211,11 @@ const Truth& Truths::get(const Case& line, const Evidence& e, const Feed& feed) 
 Runner::Runner(const Options& options, const Registry& registry, RankMain main)
     : registry_(registry), worlds_(options, registry, std::move(main)), truths_(registry) {}
 
-Evidence Runner::prepare(const Case& line, const std::vector<std::string>& checks) {
+Evidence plan_case(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry) {
   Evidence e;
   e.line = &line;
-  e.contract = &registry_.contract(line.contract);
-  e.declared = declared_of(line, registry_);
+  e.contract = &registry.contract(line.contract);
+  e.declared = declared;
   e.mesh = line.mesh();
   e.operands = e.contract->operands(line);
   e.inputs = int(std::count_if(e.operands.begin(), e.operands.end(), [](const Operand& o) { return o.role != Operand::output; }));
@@ -248,7 +248,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   j.result.contract = line.contract;
   j.result.family = registry_.contract(line.contract).family;
   j.result.lane = lane;
-  j.evidence = prepare(line, checks);
+  j.evidence = plan_case(line, declared_of(line, registry_), checks, registry_);
 
   Job job;
   job.number = ++number_;

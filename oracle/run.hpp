@@ -58,7 +58,6 @@ class Runner {
   uint32_t cases_run() const { return number_; }
 
  private:
-  Evidence prepare(const Case&, const std::vector<std::string>& checks);
   void judge(Judged&, const std::vector<std::string>& checks);
   const Registry& registry_;
   Worlds worlds_;
@@ -66,6 +65,9 @@ class Runner {
   uint32_t number_ = 0;
 };
 
+// A case as its checks plan it: the base shot, and those that they add. The line outlives it; there are
+// no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact range.
+Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks, const Registry&);
 // Checks that are due on a healthy case, narrowed by `only` where it is not empty.
 std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&, const std::vector<std::string>& only);
 // Declared properties of what the line puts under test (subject or control).

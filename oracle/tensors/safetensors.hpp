@@ -79,4 +79,7 @@ TensorToWrite to_write(std::string name, const View&);  // the view outlives the
 // and std::invalid_argument for a name that is given twice.
 void write_safetensors(const std::string& path, std::vector<TensorToWrite>, const Metadata& = {});
 
+// A text file, under a temporary name until it is whole.
+void write_text(const std::string& path, const std::string& text);
+
 }  // namespace shardproof::tensors

@@ -109,4 +109,10 @@ void write_safetensors(const std::string& path, std::vector<TensorToWrite> tenso
   file.finish();
 }
 
+void write_text(const std::string& path, const std::string& text) {
+  NewFile file(path);
+  file.put(text.data(), text.size());
+  file.finish();
+}
+
 }  // namespace shardproof::tensors

@@ -1,0 +1,320 @@
+#include "oracle/prepared/judge.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "oracle/interrupt.hpp"
+#include "oracle/prepared/case_file.hpp"
+#include "oracle/run.hpp"
+#include "oracle/self.hpp"
+#include "oracle/tensors/safetensors.hpp"
+
+namespace shardproof::prepared {
+namespace {
+
+namespace fs = std::filesystem;
+using tensors::FileTensor;
+using tensors::MappedFile;
+using tensors::SafetensorsFile;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& expected,
+                         const std::string& met) {
+  throw BadInput(fmt::format("{}: expected {}, met {}", path, expected, met));
+}
+
+void same_case(const SafetensorsFile& file, const std::string& digest) {
+  const auto& metadata = file->metadata();
+  const auto found = metadata.find("case");
+  if (found == metadata.end())
+    refuse(file.file().path(),
+           fmt::format("the case's digest {} under 'case' in __metadata__", digest),
+           "none; save it with the tensors");
+  if (found->second != digest)
+    refuse(
+        file.file().path(), fmt::format("a file of the case {}", digest),
+        fmt::format(
+            "one of {}; files of different cases are mixed, run the program on this folder again",
+            found->second));
+}
+
+void same_kind(const std::string& path, const FileTensor& t, DType dtype,
+               const std::vector<int64_t>& shape) {
+  if (t.dtype == dtype && t.shape == shape) return;
+  refuse(
+      path,
+      fmt::format("tensor '{}' as {} {}", t.name, tensors::format_name(dtype), shape_text(shape)),
+      fmt::format("{} {}", t.dtype_name, shape_text(t.shape)));
+}
+
+// Everything that a plan names, in the order of the passes.
+template <class Visit>
+void each_named(const Plan& plan, bool given, Visit visit) {
+  for (size_t p = 0; p < plan.passes.size(); ++p)
+    for (size_t s = 0; s < plan.passes[p].steps.size(); ++s)
+      for (const Named& n : given ? plan.passes[p].steps[s].gives : plan.passes[p].steps[s].takes)
+        visit(p, s, n);
+}
+
+// The files of a case, looked at and not yet judged.
+class Opened {
+ public:
+  Opened(const std::string& folder, const Registry& registry)
+      : folder_(folder), case_(read_case(folder, registry)) {
+    for (int r = 0; r < ranks(); ++r) look_at_input(r);
+    for (int r = 0; r < ranks(); ++r) look_at_output(r);
+    find_returned();
+  }
+
+  CaseResult judge(const Registry& registry) {
+    const double begin = now();
+    CaseResult result;
+    const Case& line = *plan().line;
+    result.line = print(line);
+    result.canonical = print_canonical(line);
+    result.replay = "judge " + folder_;
+    result.contract = line.contract;
+    result.family = registry.contract(line.contract).family;
+    result.lane = fmt::format("files.np{}", ranks());
+    Evidence e = evidence();
+    Truths truths(registry);
+    e.truth = [&](const Feed& feed) -> const Truth& { return truths.get(line, e, feed); };
+    for (const std::string& check : plan().checks) result.checks.push_back(judged(check, e));
+    result.seconds = now() - begin;
+    return result;
+  }
+
+  // "linear_row from files: ledger, lockstep (files hold results and no calls); ..."
+  std::string unasked() const {
+    std::vector<std::pair<std::string, std::string>> by_reason;
+    for (const Unasked& u : plan().unasked) {
+      auto known = std::find_if(by_reason.begin(), by_reason.end(),
+                                [&](auto& r) { return r.first == u.why; });
+      if (known == by_reason.end())
+        by_reason.emplace_back(u.why, u.check);
+      else
+        known->second += ", " + u.check;
+    }
+    std::string text;
+    for (const auto& [why, checks] : by_reason)
+      text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", checks, why);
+    return text.empty() ? "" : fmt::format("{} from files: {}", plan().line->contract, text);
+  }
+  const std::string& digest() const { return case_.digest; }
+
+ private:
+  const Plan& plan() const { return case_.plan; }
+  int ranks() const { return plan().evidence.mesh.world(); }
+
+  void look_at_input(int rank) {
+    const std::string path = fs::path(folder_) / in_file(rank);
+    const MappedFile file(path);
+    if (digest_of(file) == case_.files[size_t(rank)]) return;
+    const SafetensorsFile parsed(path);
+    same_case(parsed, case_.digest);
+    each_named(plan(), false, [&](size_t pass, size_t step, const Named& n) {
+      const FileTensor* t = parsed->find(n.name);
+      if (!t)
+        refuse(path, fmt::format("tensor '{}'", n.name),
+               "none of that name; the prepared file was edited");
+      same_kind(path, *t, plan().dtype_of(n), plan().local_shape_of(n, rank));
+      const auto due = fed(plan(), plan().passes[pass], plan().passes[pass].steps[step], n, rank);
+      if (!std::equal(due.begin(), due.end(), t->bytes.begin(), t->bytes.end()))
+        refuse(path, fmt::format("tensor '{}' as it was prepared", n.name),
+               "other elements; the prepared file was edited");
+    });
+    refuse(path, "the file as it was prepared", "another one; it was edited");
+  }
+
+  void look_at_output(int rank) {
+    const std::string path = fs::path(folder_) / out_file(rank);
+    auto file = std::make_unique<SafetensorsFile>(path);
+    same_case(*file, case_.digest);
+    std::set<std::string> known;
+    for (const bool given : {true, false})
+      each_named(plan(), given, [&](size_t, size_t, const Named& n) {
+        known.insert(n.name);
+        if (const FileTensor* t = (*file)->find(n.name))
+          same_kind(path, *t, plan().dtype_of(n), plan().local_shape_of(n, rank));
+      });
+    for (const FileTensor& t : (*file)->tensors()) {
+      if (known.contains(t.name) || is_running_sum(t.name)) continue;
+      const std::string close = nearest(t.name, {known.begin(), known.end()});
+      refuse(path, "the names that case.json gives",
+             fmt::format("tensor '{}'{}", t.name,
+                         close.empty() ? "" : fmt::format("; did you mean '{}'?", close)));
+    }
+    out_.push_back(std::move(file));
+  }
+
+  // A running sum that is handed in before it is whole says nothing, and does no harm.
+  bool is_running_sum(const std::string& name) const {
+    for (const Pass& p : plan().passes)
+      for (const Step& s : p.steps)
+        for (const Operand& o : plan().evidence.operands)
+          if (p.accumulate && s.backward && o.role == Operand::parameter &&
+              name == s.prefix + "grad." + o.name)
+            return true;
+    return false;
+  }
+
+  // The first pass is due. A further one is there on every rank in full, or on none at all.
+  void find_returned() {
+    returned_.assign(plan().passes.size(), false);
+    each_named(plan(), true, [&](size_t pass, size_t, const Named& n) {
+      for (const auto& file : out_)
+        if ((*file)->find(n.name)) returned_[pass] = true;
+    });
+    returned_[0] = true;
+    each_named(plan(), true, [&](size_t pass, size_t, const Named& n) {
+      for (const auto& file : out_)
+        if (returned_[pass] && !(*file)->find(n.name))
+          refuse(file->file().path(), fmt::format("tensor '{}'", n.name),
+                 pass == 0 && n.gradient
+                     ? "none of that name; `prepare --check forward` asks for no gradients"
+                     : "none of that name");
+    });
+  }
+
+  // Passes that were not returned are no part of it.
+  Evidence evidence() {
+    Evidence e = plan().evidence;
+    e.shots.clear();
+    for (size_t p = 0; p < plan().passes.size(); ++p)
+      if (returned_[p]) e.shots.push_back(plan().evidence.shots[p]);
+    for (int r = 0; r < ranks(); ++r) {
+      const MappedFile in_file_of_rank(fs::path(folder_) / in_file(r));
+      const tensors::Contents in(in_file_of_rank.bytes(), in_file_of_rank.path());
+      RankRecord record;
+      record.rank = r;
+      for (size_t p = 0; p < plan().passes.size(); ++p)
+        if (returned_[p]) record.shots.push_back(shot_record(plan().passes[p], r, in));
+      e.ranks.push_back(std::move(record));
+    }
+    return e;
+  }
+
+  ShotRecord shot_record(const Pass& pass, int rank, const tensors::Contents& in) {
+    ShotRecord record;
+    record.status = ShotRecord::ok;
+    const SafetensorsFile& out = *out_[size_t(rank)];
+    for (size_t s = 0; s < pass.steps.size(); ++s) {
+      for (const Named& n : pass.steps[s].gives) {
+        const FileTensor& t = *out->find(n.name);
+        record.results.push_back(
+            {int(s), n.operand, n.gradient, *t.dtype, t.shape, Bytes::of_file(t.bytes)});
+      }
+      for (const Named& n : pass.steps[s].takes)
+        if (const FileTensor* after = out->find(n.name))
+          look_at_argument(*after, *in.find(n.name), n, record);
+    }
+    return record;
+  }
+
+  void look_at_argument(const FileTensor& after, const FileTensor& before, const Named& n,
+                        ShotRecord& record) {
+    ++arguments_;
+    const auto [at, other] =
+        std::mismatch(before.bytes.begin(), before.bytes.end(), after.bytes.begin());
+    if (at == before.bytes.end()) return;
+    const std::string& name = plan().evidence.operands[size_t(n.operand)].name;
+    record.memory.push_back({"argument", n.gradient ? "cotangent of " + name : name, 1,
+                             int64_t(at - before.bytes.begin()) / int64_t(size_of(*after.dtype)),
+                             "an argument was written to"});
+  }
+
+  CheckResult judged(const std::string& check, const Evidence& e) const {
+    std::string missing;
+    for (size_t p = 0; p < plan().passes.size(); ++p) {
+      const std::string& shot = plan().passes[p].name;
+      const bool due =
+          shot.starts_with(check + ":") || (check == "coverage" && shot.starts_with("mask:"));
+      // Without its further pass on rounding data, replicas are still compared on the first.
+      if (due && !returned_[p] && check != "replica" && missing.empty())
+        missing = plan().passes[p].steps[0].prefix;
+    }
+    std::string why;
+    if (!missing.empty()) why = fmt::format("the program did not return {}...", missing);
+    if (check == "memory" && arguments_ == 0)
+      why =
+          "the program returned none of its arguments; saved under their own names, they are "
+          "compared";
+    if (why.empty()) return check_named(check).judge(e);
+    CheckResult result;
+    result.check = check;
+    result.verdict = Verdict::skipped;
+    result.note = why;
+    return result;
+  }
+
+  std::string folder_;
+  CaseFile case_;
+  std::vector<std::unique_ptr<SafetensorsFile>> out_;
+  std::vector<bool> returned_;  // by pass
+  int64_t arguments_ = 0;       // that were returned
+};
+
+std::vector<std::unique_ptr<Opened>> open_all(const std::string& folder, const Registry& registry) {
+  std::vector<std::unique_ptr<Opened>> all;
+  if (!is_battery(folder)) {
+    all.push_back(std::make_unique<Opened>(folder, registry));
+    return all;
+  }
+  for (const Member& m : read_battery(folder)) {
+    const std::string path = fs::path(folder) / m.folder;
+    all.push_back(std::make_unique<Opened>(path, registry));
+    if (all.back()->digest() != m.digest)
+      refuse(fs::path(path) / case_name,
+             fmt::format("the case {} of the battery ({})", m.digest, m.line),
+             fmt::format("{}; folders of two batteries are mixed", all.back()->digest()));
+  }
+  return all;
+}
+
+void close_lanes(Report& report) {
+  std::map<std::string, std::string> reasons;
+  for (const CaseResult& c : report.cases) {
+    std::string& reason = reasons[c.lane];
+    for (const CheckResult& check : c.checks)
+      if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
+  }
+  for (const auto& [lane, reason] : reasons) report.lanes.push_back({lane, reason.empty(), reason});
+}
+
+}  // namespace
+
+Report judge_folder(const std::string& folder, const Options& options, const Registry& registry,
+                    Progress& progress) {
+  const double begin = now();
+  Report report;
+  report.command = options.command;
+  report.program = options.program;
+  report.versions = versions();
+  auto cases = open_all(folder, registry);
+  progress.begin(int64_t(cases.size()), 0);
+  for (auto& opened : cases) {
+    if (interrupted()) break;
+    CaseResult result = opened->judge(registry);
+    progress.done(result);
+    if (std::string unasked = opened->unasked(); !unasked.empty())
+      report.not_due.push_back(std::move(unasked));
+    report.cases.push_back(std::move(result));
+    progress.tick();
+    opened.reset();  // its files are closed
+  }
+  close_lanes(report);
+  report.wall_seconds = now() - begin;
+  report.complete = !interrupted();
+  return report;
+}
+
+}  // namespace shardproof::prepared

@@ -1,0 +1,131 @@
+#include "oracle/prepared/prepare.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <set>
+
+#include "oracle/due.hpp"
+#include "oracle/tensors/safetensors.hpp"
+
+namespace shardproof::prepared {
+namespace {
+
+namespace fs = std::filesystem;
+
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  std::string met = error ? error.message() : "";
+  if (met.empty() && !fs::is_directory(folder, error)) met = "a file of that name";
+  if (met.empty() && access(folder.c_str(), W_OK | X_OK) != 0)
+    met = std::error_code(errno, std::generic_category()).message();
+  if (!met.empty())
+    throw BadInput(fmt::format(
+        "DIR: expected a folder that can be written, met {} ({}); name another", folder, met));
+}
+
+// A folder holds one case or one battery.
+void holds_no(const char* name, const std::string& folder) {
+  std::error_code error;
+  if (fs::exists(fs::path(folder) / name, error))
+    throw BadInput(fmt::format(
+        "DIR: expected a folder without a {}, met one in {}; name another, or remove what is there",
+        name, folder));
+}
+
+void write_inputs(const Plan& plan, int rank, const std::string& path, const std::string& digest) {
+  std::vector<tensors::TensorToWrite> tensors;
+  for (const Pass& pass : plan.passes)
+    for (const Step& step : pass.steps)
+      for (const Named& n : step.takes)
+        tensors.push_back(
+            {n.name, plan.dtype_of(n), plan.local_shape_of(n, rank),
+             [&plan, &pass, &step, &n, rank] { return fed(plan, pass, step, n, rank); }});
+  tensors::write_safetensors(path, std::move(tensors),
+                             {{"case", digest}, {"rank", std::to_string(rank)}});
+}
+
+Member write_case(const Plan& plan, const std::string& folder) {
+  const std::string digest = case_digest(plan);
+  std::vector<std::string> files;
+  for (int r = 0; r < plan.evidence.mesh.world(); ++r) {
+    const std::string path = fs::path(folder) / in_file(r);
+    write_inputs(plan, r, path, digest);
+    files.push_back(digest_of(tensors::MappedFile(path)));
+  }
+  tensors::write_text(fs::path(folder) / case_name, case_text(plan, files));
+  return {fs::path(folder).filename(), digest, print(*plan.line)};
+}
+
+// Lines that a gate judges, as a foreign program sees them: each once, whatever ours would run on.
+std::vector<Case> lines_of(const Options& options, const Registry& registry) {
+  std::vector<Case> lines;
+  std::set<std::string> seen;
+  const auto add = [&](Case line) {
+    for (const char* key : {"control", "subject", "fault"}) line.set(key, "");
+    line.set("transport", "processes");
+    line.set("device", "host");
+    line.set("strides", "contiguous");
+    if (seen.insert(print_canonical(line)).second) lines.push_back(std::move(line));
+  };
+  std::set<std::string> contracts;
+  for (const Due& d : plan_gate(options, registry)) {
+    if (d.illegal) continue;
+    contracts.insert(d.line.contract);
+    add(d.line);
+  }
+  const auto within = [&](const Case& line) {
+    return options.ranks.empty() || std::find(options.ranks.begin(), options.ranks.end(),
+                                              line.world()) != options.ranks.end();
+  };
+  for (const std::string& contract : contracts)
+    for (Case& line : witnesses_due(registry.contract(contract), registry, "processes", ""))
+      if (within(line) &&
+          (options.dtypes.empty() || std::find(options.dtypes.begin(), options.dtypes.end(),
+                                               line.text("dtype")) != options.dtypes.end()))
+        add(std::move(line));
+  return lines;
+}
+
+}  // namespace
+
+Member prepare_case(const Case& line, const std::vector<std::string>& only,
+                    const std::string& folder, const Registry& registry) {
+  const Plan plan = plan_of(line, only, registry);
+  holds_no(battery_name, folder);
+  make_folder(folder);
+  return write_case(plan, folder);
+}
+
+Battery prepare_battery(const Options& options, const std::string& folder,
+                        const Registry& registry) {
+  Battery b;
+  const std::vector<Case> lines = lines_of(options, registry);
+  holds_no(case_name, folder);
+  holds_no(battery_name, folder);
+  make_folder(folder);
+  for (const Case& line : lines) {
+    std::optional<Plan> plan;
+    try {
+      plan = plan_of(line, options.checks, registry);
+    } catch (const std::runtime_error& e) {
+      b.left_out.push_back(fmt::format("{}: {}", print(line), e.what()));
+      continue;
+    }
+    const fs::path member =
+        fs::path(folder) / fmt::format("{:03}.{}", b.members.size(), line.contract);
+    make_folder(member);
+    b.members.push_back(write_case(*plan, member));
+  }
+  if (b.members.empty())
+    throw BadInput(
+        "the selection is empty: no line of it can be asked of files; `gate --dry-run` shows what "
+        "there is");
+  tensors::write_text(fs::path(folder) / battery_name, battery_text(b.members));
+  return b;
+}
+
+}  // namespace shardproof::prepared

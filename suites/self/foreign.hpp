@@ -1,0 +1,81 @@
+// A foreign program for prepared folders: our own kernels, right or broken, that answer by files.
+#pragma once
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "oracle/prepared/case_file.hpp"
+#include "oracle/prepared/judge.hpp"
+#include "oracle/run.hpp"
+#include "oracle/tensors/safetensors.hpp"
+
+namespace shardproof::foreign {
+
+namespace fs = std::filesystem;
+
+struct Answer {
+  std::string control = {};  // the twin that answers; "": ours
+  bool arguments = false;    // hands its arguments back, too
+  // Changes what a rank hands in, before it is written.
+  std::function<void(int rank, std::vector<tensors::TensorToWrite>&)> change = nullptr;
+};
+
+inline tensors::TensorToWrite held(const std::string& name, DType dtype, std::vector<int64_t> shape,
+                                   std::vector<std::byte> bytes) {
+  return {name, dtype, std::move(shape), [bytes = std::move(bytes)] { return bytes; }};
+}
+
+// Runs the kernels on the case of a folder and writes rankN.out.safetensors.
+inline void answer(const std::string& folder, const Registry& registry, const Answer& how = {}) {
+  using namespace prepared;
+  const CaseFile c = read_case(folder, registry);
+  Case line = *c.plan.line;
+  line.set("control", how.control);
+  Options options;
+  Runner runner(options, registry);
+  const Judged j = runner.run(line, c.plan.checks, "files");
+  for (int r = 0; r < line.world(); ++r) {
+    std::vector<tensors::TensorToWrite> out;
+    const tensors::SafetensorsFile in(fs::path(folder) / in_file(r));
+    for (size_t p = 0; p < c.plan.passes.size(); ++p)
+      for (size_t s = 0; s < c.plan.passes[p].steps.size(); ++s) {
+        const Step& step = c.plan.passes[p].steps[s];
+        for (const Named& n : step.gives)
+          if (const ResultTensor* t = j.evidence.result(r, int(p), int(s), n.operand, n.gradient))
+            out.push_back(held(n.name, t->dtype, t->shape, {t->bytes.begin(), t->bytes.end()}));
+        for (const Named& n : step.takes)
+          if (how.arguments) {
+            const tensors::FileTensor* t = in->find(n.name);
+            out.push_back(held(n.name, *t->dtype, t->shape, {t->bytes.begin(), t->bytes.end()}));
+          }
+      }
+    if (how.change) how.change(r, out);
+    tensors::write_safetensors(fs::path(folder) / out_file(r), std::move(out),
+                               {{"case", c.digest}});
+  }
+}
+
+// Says nothing while it judges.
+struct Silent final : Progress {
+  void begin(int64_t, int64_t) override {}
+  void done(const CaseResult&) override {}
+  void done(const ControlResult&) override {}
+  void tick() override {}
+};
+
+inline Report judged(const std::string& folder, const Registry& registry) {
+  Silent silent;
+  return prepared::judge_folder(folder, {}, registry, silent);
+}
+
+// Names of the checks with a verdict, in report order.
+inline std::vector<std::string> with(const Report& report, Verdict verdict) {
+  std::vector<std::string> names;
+  for (const CaseResult& c : report.cases)
+    for (const CheckResult& check : c.checks)
+      if (check.verdict == verdict) names.push_back(check.check);
+  return names;
+}
+
+}  // namespace shardproof::foreign

@@ -1,0 +1,319 @@
+// Judging from files: right answers pass, each kind of broken one is failed by the check that
+// exists for it, and files that are not what was asked for are named.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "oracle/prepared/prepare.hpp"
+#include "suites/self/foreign.hpp"
+
+namespace shardproof::prepared {
+namespace {
+
+using foreign::answer;
+using foreign::judged;
+using foreign::with;
+using tensors::TensorToWrite;
+namespace fs = std::filesystem;
+
+const Registry& families() {
+  static const Registry r = all_families();
+  return r;
+}
+
+class Prepared : public testing::Test {
+ protected:
+  Prepared() : folder(fs::temp_directory_path() / fmt::format("prepared{}", getpid())) {}
+  ~Prepared() override { fs::remove_all(folder); }
+
+  void prepare(const std::string& line, const std::vector<std::string>& only = {}) {
+    fs::remove_all(folder);
+    prepare_case(parse(line, families()), only, folder, families());
+  }
+  std::string refusal() const {
+    try {
+      judged(folder, families());
+    } catch (const BadInput& e) {
+      return e.what();
+    }
+    return "accepted";
+  }
+  // One line that names the file and holds the parts.
+  void expect_refused(const std::string& file, const std::vector<std::string>& parts) const {
+    const std::string said = refusal();
+    EXPECT_EQ(said.rfind(path(file), 0), 0u) << said;
+    for (const std::string& part : parts)
+      EXPECT_NE(said.find(part), std::string::npos) << part << "\n  " << said;
+    EXPECT_EQ(said.find('\n'), std::string::npos);
+  }
+  std::string path(const std::string& name) const { return folder / name; }
+  std::string text(const std::string& name) const {
+    std::ifstream in(path(name), std::ios::binary);
+    std::ostringstream all;
+    all << in.rdbuf();
+    return all.str();
+  }
+  void write(const std::string& name, const std::string& all) const {
+    std::ofstream(path(name), std::ios::binary) << all;
+  }
+
+  fs::path folder;
+};
+
+TensorToWrite* named(std::vector<TensorToWrite>& tensors, const std::string& name) {
+  for (TensorToWrite& t : tensors)
+    if (t.name == name) return &t;
+  ADD_FAILURE() << "expected " << name;
+  return nullptr;
+}
+
+// ---- Right and broken answers
+
+// One line of each contract, of several shots and kinds of operands.
+TEST_F(Prepared, RightAnswersOfEveryContractPass) {
+  for (const Contract& c : families().contracts()) {
+    for (const std::string& text : c.cases("smoke")) {
+      const Case line = parse(text, families());
+      if (line.world() != 2) continue;
+      prepare(text);
+      answer(folder, families(), {.arguments = true});
+      const Report report = judged(folder, families());
+      EXPECT_EQ(exit_code(report), 0) << text;
+      EXPECT_TRUE(with(report, Verdict::failed).empty()) << text;
+      EXPECT_TRUE(with(report, Verdict::skipped).empty()) << text;
+      EXPECT_FALSE(with(report, Verdict::passed).empty()) << text;
+      EXPECT_EQ(report.lanes.at(0).name, "files.np2");
+      EXPECT_TRUE(report.lanes.at(0).proven) << text;
+      break;
+    }
+  }
+}
+
+TEST_F(Prepared, BrokenAnswersAreFailedByTheirCheck) {
+  struct Row {
+    const char *contract, *control, *check;
+  };
+  for (const Row& row : {Row{"linear_row", "bias_before_reduce", "forward"},
+                         {"linear_row", "row_bias_gradient_times_p", "gradient"},
+                         {"linear_row", "gather_gemm_swapped", "adjoint"},
+                         {"linear_column", "wgrad_overwrites", "accumulate"},
+                         {"mapping_gather", "gather_backward_reduces", "adjoint"},
+                         {"norm_sequence", "norm_gradient_not_summed", "replica"},
+                         {"attention_ring", "strict_causal", "mask"},
+                         {"attention_ring", "ring_step_skipped", "coverage"},
+                         {"attention_ring", "finite_mask_bias", "leak"}}) {
+    const Control* control = nullptr;
+    for (const Control& c : families().controls())
+      if (c.contract == row.contract && c.name == row.control) control = &c;
+    ASSERT_TRUE(control) << row.contract << " " << row.control;
+    Case line = parse(control->witness, families());
+    prepare(print(line));
+    answer(folder, families());
+    EXPECT_EQ(exit_code(judged(folder, families())), 0) << control->witness;
+    answer(folder, families(), {.control = row.control});
+    const Report report = judged(folder, families());
+    EXPECT_EQ(exit_code(report), 1) << row.control;
+    const auto failed = with(report, Verdict::failed);
+    EXPECT_NE(std::find(failed.begin(), failed.end(), row.check), failed.end())
+        << row.control << ": " << fmt::format("{}", fmt::join(failed, ","));
+  }
+}
+
+TEST_F(Prepared, AnArgumentThatChangedFailsMemory) {
+  prepare("linear_row tp=2 sp=on");
+  answer(folder, families(), {.arguments = true, .change = [](int rank, auto& tensors) {
+                                if (rank != 1) return;
+                                TensorToWrite* w = named(tensors, "w");
+                                w->bytes = [was = w->bytes] {
+                                  auto bytes = was();
+                                  bytes[5 * 8 + 7] ^= std::byte{0x80};  // the sign of element 5
+                                  return bytes;
+                                };
+                              }});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 1);
+  EXPECT_EQ(with(report, Verdict::failed), std::vector<std::string>{"memory"});
+  for (const CheckResult& c : report.cases[0].checks)
+    if (c.check == "memory") {
+      EXPECT_EQ(c.findings.at(0).rank, 1);
+      // w is [7,48], cut along its second dim: local element 5 of rank 1 is w[0,24+5].
+      EXPECT_EQ(c.findings.at(0).where, "w[0,29]");
+    }
+}
+
+TEST_F(Prepared, NaNIsAFailedCheckAndNoBadFile) {
+  prepare("linear_row tp=2 sp=on");
+  answer(folder, families(), {.change = [](int rank, auto& tensors) {
+           if (rank != 0) return;
+           TensorToWrite* y = named(tensors, "y");
+           y->bytes = [was = y->bytes] {
+             auto bytes = was();
+             store(bytes.data(), DType::f64, std::nan(""));
+             return bytes;
+           };
+         }});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 1);
+  EXPECT_EQ(with(report, Verdict::failed), std::vector<std::string>{"forward"});
+}
+
+// ---- Parts of an answer
+
+TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
+  prepare("linear_row tp=4 sp=on");
+  answer(folder, families(), {.change = [](int, auto& tensors) {
+           std::erase_if(tensors, [](auto& t) { return t.name.starts_with("shot"); });
+         }});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 0);
+  EXPECT_EQ(with(report, Verdict::passed),
+            (std::vector<std::string>{"forward", "gradient", "replica"}));
+  EXPECT_EQ(with(report, Verdict::skipped),
+            (std::vector<std::string>{"adjoint", "memory", "accumulate"}));
+  EXPECT_FALSE(report.lanes.at(0).proven);
+  ASSERT_EQ(report.not_due.size(), 1u);
+  EXPECT_NE(report.not_due[0].find("ledger, lockstep"), std::string::npos);
+}
+
+TEST_F(Prepared, OnlyTheChecksAskedFor) {
+  prepare("linear_row tp=2 sp=on", {"forward"});
+  EXPECT_EQ(text("rank0.in.safetensors").find("grad."), std::string::npos);
+  EXPECT_EQ(text("rank0.in.safetensors").find("shot"), std::string::npos);
+  answer(folder, families());
+  const Report report = judged(folder, families());
+  EXPECT_EQ(with(report, Verdict::passed), std::vector<std::string>{"forward"});
+  EXPECT_EQ(exit_code(report), 0);
+  EXPECT_THROW(prepare("linear_row tp=2 sp=on", {"ledger"}), BadInput);
+}
+
+// ---- Files that are not what was asked for
+
+class Answered : public Prepared {
+ protected:
+  Answered() {
+    prepare("linear_row tp=2 sp=on", {"forward", "gradient", "memory"});
+    answer(folder, families());
+  }
+  void change(const std::function<void(std::vector<TensorToWrite>&)>& edit) {
+    answer(folder, families(), {.change = [&](int rank, auto& tensors) {
+             if (rank == 1) edit(tensors);
+           }});
+  }
+};
+
+TEST_F(Answered, MissingFiles) {
+  EXPECT_EQ(refusal(), "accepted");
+  for (const char* name : {"rank1.out.safetensors", "rank0.in.safetensors", "case.json"}) {
+    const std::string all = text(name);
+    fs::remove(path(name));
+    expect_refused(name, {"met nothing there"});
+    write(name, all);
+  }
+  EXPECT_EQ(refusal(), "accepted");
+}
+
+TEST_F(Answered, WrongTensors) {
+  change([](auto& tensors) { named(tensors, "y")->name = "yy"; });
+  expect_refused("rank1.out.safetensors", {"'yy'", "did you mean 'y'"});
+  change([](auto& tensors) { std::erase_if(tensors, [](auto& t) { return t.name == "grad.w"; }); });
+  expect_refused("rank1.out.safetensors", {"expected tensor 'grad.w'", "--check forward"});
+  change([](auto& tensors) {
+    std::swap(named(tensors, "y")->shape[0], named(tensors, "y")->shape[1]);
+  });
+  expect_refused("rank1.out.safetensors", {"tensor 'y' as F64 [12,7], met F64 [7,12]"});
+  change([](auto& tensors) {
+    *named(tensors, "grad.b") =
+        foreign::held("grad.b", DType::f32, {7}, std::vector<std::byte>(28));
+  });
+  expect_refused("rank1.out.safetensors", {"tensor 'grad.b' as F64 [7], met F32 [7]"});
+}
+
+TEST_F(Answered, CutShort) {
+  for (const char* name : {"rank1.out.safetensors", "rank1.in.safetensors", "case.json"}) {
+    const std::string all = text(name);
+    for (const size_t n : {size_t(0), size_t(7), size_t(40), all.size() / 2, all.size() - 1}) {
+      write(name, all.substr(0, n));
+      expect_refused(name, {"expected"});
+    }
+    write(name, all);
+  }
+}
+
+TEST_F(Answered, EveryEditOfTheCaseShows) {
+  const std::string all = text("case.json");
+  for (size_t at = 0; at < all.size(); at += 37) {
+    std::string edited = all;
+    edited[at] = edited[at] == '7' ? '8' : '7';
+    write("case.json", edited);
+    expect_refused("case.json", {"expected"});
+  }
+  std::string version = all;
+  version.replace(version.find("\"version\": 1"), 12, "\"version\": 2");
+  write("case.json", version);
+  expect_refused("case.json", {"version 1", "met version 2"});
+}
+
+TEST_F(Answered, EveryEditOfAnInputNamesTheTensor) {
+  const std::string all = text("rank1.in.safetensors");
+  std::string edited = all;
+  edited.back() = char(edited.back() ^ 1);
+  write("rank1.in.safetensors", edited);
+  const tensors::SafetensorsFile file(path("rank1.in.safetensors"));
+  expect_refused("rank1.in.safetensors",
+                 {"tensor '" + file->tensors().back().name + "'", "edited"});
+}
+
+TEST_F(Answered, FilesOfTwoRunsAreNotMixed) {
+  const std::string out = text("rank1.out.safetensors"), in = text("rank1.in.safetensors");
+  prepare("linear_row tp=2 sp=on seed=2", {"forward", "gradient", "memory"});
+  answer(folder, families());
+  EXPECT_EQ(refusal(), "accepted");
+  const std::string own = text("rank1.out.safetensors");
+  write("rank1.out.safetensors", out);
+  expect_refused("rank1.out.safetensors", {"files of different cases are mixed"});
+  write("rank1.out.safetensors", own);
+  write("rank1.in.safetensors", in);
+  expect_refused("rank1.in.safetensors", {"files of different cases are mixed"});
+}
+
+TEST_F(Answered, AnAnswerWithoutTheDigest) {
+  tensors::write_safetensors(path("rank0.out.safetensors"), {});
+  expect_refused("rank0.out.safetensors", {"'case' in __metadata__"});
+}
+
+// ---- Batteries
+
+TEST_F(Prepared, ABatteryIsJudgedWhole) {
+  Options options;
+  options.tier = "smoke";
+  options.patterns = {"linear_row"};
+  options.ranks = {2};
+  options.transports = {"processes"};
+  const Battery b = prepare_battery(options, folder, families());
+  ASSERT_GT(b.members.size(), 3u);
+  // Witnesses are among them: each control of the contract at two ranks has its line.
+  for (const Control& c : families().controls()) {
+    if (c.contract != "linear_row") continue;
+    const Case line = parse(c.witness, families());
+    if (line.world() != 2 || families().contract("linear_row").precondition(line)) continue;
+    EXPECT_TRUE(std::any_of(b.members.begin(), b.members.end(), [&](auto& m) {
+      return m.line == print(line);
+    })) << c.witness;
+  }
+  for (const Member& m : b.members) answer(folder / m.folder, families(), {.arguments = true});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 0);
+  EXPECT_EQ(report.cases.size(), b.members.size());
+  fs::remove(folder / b.members[2].folder / "rank0.out.safetensors");
+  expect_refused(b.members[2].folder + "/rank0.out.safetensors", {"nothing there"});
+  fs::remove_all(folder / b.members[1].folder);
+  expect_refused(b.members[1].folder + "/case.json", {"nothing there"});
+}
+
+}  // namespace
+}  // namespace shardproof::prepared
