@@ -12,7 +12,7 @@ using Refusal = std::optional<Rejected>;
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 std::string said(const Case& line, const char* key) {
-  return std::string(key) + "=" + line.text(key);
+  return std::string(key) + "=" + (line.has(key) ? line.text(key) : "");
 }
 
 int64_t at_or(const Case& line, const char* key, int64_t fallback) {
@@ -191,7 +191,8 @@ Refusal masks(const Case& line) {
            said(line, "window"), "write window=left,right with -1 for no limit"),
       when(number_of(line, "softcap", 0) < 0, "softcap of 0 (none) or more", said(line, "softcap"),
            "leave it out for none"),
-      when(!documents_of(line).empty() && line.at("kv_tokens") != line.at("tokens"),
+      when(!documents_of(line).empty() &&
+               at_or(line, "kv_tokens", line.at("tokens")) != line.at("tokens"),
            "as many keys as queries in packed documents", said(line, "kv_tokens"),
            "leave kv_tokens out where docs is given"));
 }
@@ -207,7 +208,7 @@ Refusal heads(const Case& line) {
 Refusal countable(const Case& line) {
   const ContextLine c(line);
   const int64_t most = std::numeric_limits<int32_t>::max(), batch = at_or(line, "batch", 1),
-                widest = std::max(line.at("head_dim"), line.at("v_dim")),
+                widest = std::max(line.at("head_dim"), at_or(line, "v_dim", 0)),
                 n = std::max(c.rows, c.key_rows) * batch * line.at("heads") * widest * 2;
   return when(n > most, "element counts up to 2147483647, the range of MPI's int",
               std::to_string(n) + " elements in a whole operand", "choose smaller extents");

@@ -34,12 +34,6 @@ double dot(In a, In b) {
   return sum;
 }
 
-double dot_of_sizes(In a, In b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] * b[i]);
-  return sum;
-}
-
 // Where the vectors of a token and head lie.
 struct Rows {
   const Attention& a;
@@ -154,6 +148,26 @@ constexpr double function_ulps = 4;
 
 double gamma_of(double n, double u) { return n * u < 1 ? n * u / (1 - n * u) : infinity; }
 
+// A vector of an input, and how far an implementation's may be from it.
+struct Vector {
+  In value, errors;  // errors empty: none
+  double error(size_t c) const { return errors.empty() ? 0 : errors[c]; }
+  double most(size_t c) const { return std::abs(value[c]) + error(c); }
+};
+using Part = In (Rows::*)(In, size_t, int64_t) const;
+Vector vector_of(const Rows& rows, Part part, In all, In errors, size_t i, int64_t h) {
+  return {(rows.*part)(all, i, h), errors.empty() ? errors : (rows.*part)(errors, i, h)};
+}
+
+// What <x, y> may be off by: its own rounding, and the errors of both sides.
+double dot_error(const Vector& x, const Vector& y, double gamma) {
+  double error = 0;
+  for (size_t c = 0; c < x.value.size(); ++c)
+    error +=
+        std::abs(x.value[c]) * y.error(c) + x.error(c) * y.most(c) + gamma * x.most(c) * y.most(c);
+  return error;
+}
+
 // The errors of one row of the softmax.
 struct RowBounds {
   Values score;  // e_ij, after the cap
@@ -161,19 +175,14 @@ struct RowBounds {
   double lse = 0;
 };
 
-Values score_errors(const Attention& a, const Row& r, In q, In k, In q_error, In k_error, size_t i,
-                    int64_t h, double u) {
+Values score_errors(const Attention& a, const Row& r, const Vector& qi, In k, In k_error, int64_t h,
+                    double u) {
   const Rows rows{a};
+  const double gamma = gamma_of(double(a.key_dim) + 2, u);
   Values e;
   for (size_t n = 0; n < r.keys.size(); ++n) {
-    const size_t j = r.keys[n];
-    const double scale = std::abs(a.scale);
-    double error =
-        gamma_of(double(a.key_dim) + 2, u) * scale * dot_of_sizes(rows.q(q, i, h), rows.k(k, j, h));
-    if (!q_error.empty())
-      error += scale * (dot_of_sizes(rows.q(q_error, i, h), rows.k(k, j, h)) +
-                        dot_of_sizes(rows.q(q, i, h), rows.k(k_error, j, h)) +
-                        dot_of_sizes(rows.q(q_error, i, h), rows.k(k_error, j, h)));
+    const Vector kj = vector_of(rows, &Rows::k, k, k_error, r.keys[n], h);
+    double error = std::abs(a.scale) * dot_error(qi, kj, gamma);
     if (a.softcap > 0) {
       // |tanh'| is at most 1, and 1 - tanh^2 within the error of its argument.
       const double cap = r.score[n] / a.softcap, slope = 1 - cap * cap;
@@ -185,26 +194,33 @@ Values score_errors(const Attention& a, const Row& r, In q, In k, In q_error, In
   return e;
 }
 
+// exp(e) - 1 of an error e of an exponent: what it makes of the exponential, relatively.
+double growth_of(double e) { return std::expm1(std::min(e, 700.0)); }
+
+// A score that is off by at most e_ij moves P_ij by a factor of at most exp(e_ij + log sum_k P_ik
+// exp(e_ik)), either way, and lse by the logarithm.
 RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, const Row& r, In v,
-                     Values scores, int64_t h) {
+                     In v_error, Values scores, int64_t h) {
   const Rows rows{a};
   const double u = rounding.accumulate,
                n = double(r.keys.size()) + function_ulps * double(rounding.ranks);
   RowBounds b;
   b.o.assign(rows.dv(), 0);
-  double mean = 0;
+  double sum = 0;
   Values error;
   for (size_t j = 0; j < r.keys.size(); ++j) {
     error.push_back(scores[j] + u * (std::abs(r.score[j] - r.greatest) + function_ulps));
-    mean += r.p[j] * error.back();
+    sum += r.p[j] * growth_of(error.back());
   }
+  const double shift = std::log1p(sum);
   for (size_t j = 0; j < r.keys.size(); ++j) {
-    const In value = rows.v(v, r.keys[j], h);
-    for (size_t d = 0; d < value.size(); ++d)
-      b.o[d] += r.p[j] * (error[j] + mean + 2 * n * u) * std::abs(value[d]) +
-                rounding.tiny * (std::abs(value[d]) + 1);
+    const Vector value = vector_of(rows, &Rows::v, v, v_error, r.keys[j], h);
+    const double grown = growth_of(error[j] + shift) + 2 * n * u;
+    for (size_t d = 0; d < rows.dv(); ++d)
+      b.o[d] +=
+          r.p[j] * (grown * value.most(d) + value.error(d)) + rounding.tiny * (value.most(d) + 1);
   }
-  b.lse = r.keys.empty() ? 0 : mean + n * u + u * (std::abs(r.lse) + function_ulps);
+  b.lse = r.keys.empty() ? 0 : shift + n * u + u * (std::abs(r.lse) + function_ulps);
   b.score = std::move(scores);
   return b;
 }
@@ -227,7 +243,7 @@ Values bound_of(const Sums& s, double terms, const AttentionRounding& r) {
 }  // namespace
 
 AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& rounding, In q, In k,
-                                 In v, In g, In g_lse, In q_error, In k_error) {
+                                 In v, In g, In g_lse, const AttentionErrors& errors) {
   require_shapes(a, q, k, v);
   const Rows rows{a};
   const double u = rounding.accumulate;
@@ -237,34 +253,35 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
   Sums dq(q.size()), dk(k.size()), dv(v.size());
   each_row(a, q, k, [&](size_t i, int64_t h, const Row& r) {
     const size_t at = rows.query(i, h);
+    const Vector qi = vector_of(rows, &Rows::q, q, errors.q, i, h);
     const RowBounds row =
-        row_bounds(a, rounding, r, v, score_errors(a, r, q, k, q_error, k_error, i, h, u), h);
+        row_bounds(a, rounding, r, v, errors.v, score_errors(a, r, qi, k, errors.k, h, u), h);
     std::copy(row.o.begin(), row.o.end(), b.o.begin() + int64_t(at * rows.dv()));
     b.lse[at] = row.lse;
     if (g.empty()) return;
 
     Values o(rows.dv());
     weighted(rows, r, v, h, o.data());
-    const In go = rows.o(g, i, h), qi = rows.q(q, i, h);
+    const Vector go = vector_of(rows, &Rows::o, g, errors.g, i, h);
     const double cotangent = g_lse.empty() ? 0 : g_lse[at],
                  gamma_d = gamma_of(double(rows.dv()) + 1, u);
     const double lse_error = row.lse + rounding.statistics * (std::abs(r.lse) + row.lse);
     Values o_error = row.o;
     for (size_t c = 0; c < rows.dv(); ++c)
       o_error[c] += rounding.output * (std::abs(o[c]) + row.o[c]);
-    const double delta = dot(go, o),
-                 delta_error = dot_of_sizes(o_error, go) +
-                               gamma_d * (dot_of_sizes(o, go) + dot_of_sizes(o_error, go));
+    const double delta = dot(go.value, o), delta_error = dot_error(go, {o, o_error}, gamma_d);
     for (size_t n = 0; n < r.keys.size(); ++n) {
-      const In kj = rows.k(k, r.keys[n], h), vj = rows.v(v, r.keys[n], h);
+      const Vector kj = vector_of(rows, &Rows::k, k, errors.k, r.keys[n], h),
+                   vj = vector_of(rows, &Rows::v, v, errors.v, r.keys[n], h);
       // exp(S - lse): relative error of P, to first order and beyond it.
       const double argument = row.score[n] + u * std::abs(r.score[n] - r.lse) +
                               u * std::abs(r.lse) + lse_error + function_ulps * u;
-      const double p_error = std::expm1(std::min(argument, 700.0));
-      const double dp = dot(go, vj), dp_error = gamma_d * dot_of_sizes(go, vj);
+      const double p_error = growth_of(argument);
+      const double dp = dot(go.value, vj.value), dp_error = dot_error(go, vj, gamma_d);
       const double inner = dp - delta + cotangent;
       const double inner_error =
-          dp_error + delta_error + 3 * u * (std::abs(dp) + std::abs(delta) + std::abs(cotangent));
+          dp_error + delta_error +
+          3 * u * (std::abs(dp) + dp_error + std::abs(delta) + delta_error + std::abs(cotangent));
       const double capped = a.softcap > 0 ? r.score[n] / a.softcap : 0, slope = 1 - capped * capped;
       const double slope_error =
           a.softcap > 0 ? 2 * row.score[n] / a.softcap + (function_ulps + 2) * u : 0;
@@ -276,17 +293,15 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
       const size_t key = rows.key(r.keys[n], h);
       for (size_t c = 0; c < rows.dv(); ++c)
         dv.add(key * rows.dv() + c,
-               r.p[n] * p_error * std::abs(go[c]) + rounding.tiny * (std::abs(go[c]) + 1),
-               r.p[n] * std::abs(go[c]));
+               r.p[n] * (p_error * go.most(c) + go.error(c)) + rounding.tiny * (go.most(c) + 1),
+               r.p[n] * std::abs(go.value[c]));
       for (size_t c = 0; c < rows.dk(); ++c) {
-        const double ke = k_error.empty() ? 0 : rows.k(k_error, r.keys[n], h)[c],
-                     qe = q_error.empty() ? 0 : rows.q(q_error, i, h)[c];
         dq.add(at * rows.dk() + c,
-               scale * (ds_error * (std::abs(kj[c]) + ke) + ds * ke) + rounding.tiny,
-               scale * ds * std::abs(kj[c]));
+               scale * (ds_error * kj.most(c) + ds * kj.error(c)) + rounding.tiny,
+               scale * ds * std::abs(kj.value[c]));
         dk.add(key * rows.dk() + c,
-               scale * (ds_error * (std::abs(qi[c]) + qe) + ds * qe) + rounding.tiny,
-               scale * ds * std::abs(qi[c]));
+               scale * (ds_error * qi.most(c) + ds * qi.error(c)) + rounding.tiny,
+               scale * ds * std::abs(qi.value[c]));
       }
     }
   });

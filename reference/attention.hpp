@@ -61,13 +61,16 @@ struct AttentionRounding {
   double tiny = 0;        // what a product or a probability may lose below the normal range
   int ranks = 1;          // blocks of keys that are merged, and parts of dK and dV
 };
-// Componentwise bounds on the error of an implementation before its results are stored; a row of
-// inputs that the caller knows up to an error says so in q_error and k_error (elementwise, or
-// empty).
+// How far the inputs of an implementation may be from those that are given, elementwise; empty:
+// they are the same.
+struct AttentionErrors {
+  In q, k, v, g;
+};
+// Componentwise bounds on the error of an implementation before its results are stored.
 struct AttentionBounds {
   Values o, lse, q, k, v;  // q, k, v: of the gradients
 };
 AttentionBounds attention_bounds(const Attention&, const AttentionRounding&, In q, In k, In v, In g,
-                                 In g_lse, In q_error = {}, In k_error = {});
+                                 In g_lse, const AttentionErrors& = {});
 
 }  // namespace shardproof::reference

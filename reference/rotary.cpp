@@ -62,4 +62,15 @@ Values rotary_bounds(const Rotary& r, std::span<const int64_t> positions, In x, 
   return bound;
 }
 
+Values rotary_errors(const Rotary& r, std::span<const int64_t> positions, In e) {
+  require_shape(r, positions, e);
+  Values turned(e.size());
+  each_pair(r, positions, [&](size_t a, size_t b, double angle) {
+    const double c = std::abs(std::cos(angle)), s = std::abs(std::sin(angle));
+    turned[a] = c * e[a] + s * e[b];
+    turned[b] = c * e[b] + s * e[a];
+  });
+  return turned;
+}
+
 }  // namespace shardproof::reference

@@ -22,5 +22,7 @@ Values rotary_backward(const Rotary&, std::span<const int64_t> positions, In g);
 // |error| of an implementation that takes its angles in unit roundoff u, before its result is
 // stored: u (2 |angle| + 4) (|x_i| + |x_{i+d/2}|), the position and theta being rounded as factors.
 Values rotary_bounds(const Rotary&, std::span<const int64_t> positions, In x, double u);
+// What errors of x are at most in y: |cos| e_i + |sin| e_{i+d/2}, whichever way it turns.
+Values rotary_errors(const Rotary&, std::span<const int64_t> positions, In e);
 
 }  // namespace shardproof::reference

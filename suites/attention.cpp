@@ -68,6 +68,24 @@ std::vector<Key> token_keys(const char* tokens) {
           list_key("docs", 0, "lengths of packed documents"), layout};
 }
 
+Key kv_heads_key(bool cut_by_cp) {
+  Key kv = linears::extent("kv_heads", "", 1, "key and value heads; left out: fewer than heads");
+  kv.derive = [cut_by_cp](const Case& c) {
+    const int64_t n = c.at("heads"), cut = c.ranks(Axis::tp) * (cut_by_cp ? ranks(c) : 1);
+    for (const int64_t part : {2, 3})
+      if (n % part == 0 && n / part % cut == 0) return std::to_string(n / part);
+    return std::to_string(n);
+  };
+  return kv;
+}
+
+std::vector<Key> mask_keys() {
+  Key mask{"mask", "full", "which keys of its sequence a query sees; causal: none after itself"};
+  mask.choices = {"full", "causal"};
+  return {mask,
+          list_key("window", 2, "left,right: keys around the query's own position; -1: no limit")};
+}
+
 bool packed(const Case& c) { return !c.text("docs").empty(); }
 int64_t ranks(const Case& c) { return c.ranks(Axis::cp); }
 int64_t batch_of(const Case& c) { return c.at("seq") > 0 ? c.at("batch") : 1; }
@@ -118,6 +136,95 @@ std::vector<PackedToken> labels_of(const Case& c, bool keys) {
   return labels;
 }
 
+std::vector<int64_t> sequences_of(const Case& c) {
+  std::vector<int64_t> list;
+  for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
+  return list;
+}
+
+// ---- What a line says
+
+std::vector<int64_t> window_of(const Case& c) {
+  if (c.text("window").empty()) return {-1, -1};
+  return parse_list("window", c.text("window"));
+}
+double number_of(const Case& c, const char* key, double fallback) {
+  return !c.has(key) || c.text(key).empty() ? fallback : std::strtod(c.text(key).c_str(), nullptr);
+}
+int64_t value_dim_of(const Case& c) { return c.at(c.has("v_dim") ? "v_dim" : "head_dim"); }
+bool causal(const Case& c) { return c.text("mask") == "causal"; }
+DType lse_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
+DType sums_of_keys(const Case& c) {
+  if (const auto wire = dtype_from(c.text("wire"))) return *wire;
+  return linears::accumulation_of(c);
+}
+
+reference::Attention attention_of(const Case& c) {
+  reference::Attention a;
+  a.heads = c.at("heads"), a.kv_heads = c.at("kv_heads");
+  a.key_dim = c.at("head_dim"), a.value_dim = value_dim_of(c);
+  a.scale = number_of(c, "scale", 1 / std::sqrt(double(a.key_dim)));
+  a.softcap = number_of(c, "softcap", 0);
+  const auto window = window_of(c);
+  a.mask = {causal(c), window[0], window[1]};
+  for (const PackedToken& t : labels_of(c, false)) a.queries.push_back({t.document, t.position});
+  for (const PackedToken& t : labels_of(c, true)) a.keys.push_back({t.document, t.position});
+  return a;
+}
+
+reference::AttentionRounding attention_rounding(const Case& c) {
+  const Precision p = precision_of(c, Declared{});
+  const double own = unit_roundoff(DType::f64);  // the reference rounds too
+  return {p.u_acc + own,
+          p.u_out,
+          unit_roundoff(lse_type(c)),
+          unit_roundoff(sums_of_keys(c)),
+          smallest_subnormal(linears::accumulation_of(c)),
+          int(ranks(c))};
+}
+
+// ---- Traffic in closed form
+
+// Elements of the local q, k, v and o.
+struct Local {
+  int64_t p, q, k, v, o;
+  explicit Local(const Case& c) : p(ranks(c)) {
+    const int64_t tp = c.ranks(Axis::tp), batch = batch_of(c) / c.ranks(Axis::dp);
+    const int64_t queries = rows_of(c, false) / p * batch, keys = rows_of(c, true) / p * batch;
+    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") / tp;
+    q = queries * n * c.at("head_dim"), o = queries * n * value_dim_of(c);
+    k = keys * g * c.at("head_dim"), v = keys * g * value_dim_of(c);
+  }
+};
+
+Traffic call(Op op, bool backward, int64_t count, DType dtype, int hop = 0) {
+  const bool sums = op == Op::reduce_scatter;
+  return {op, sums ? Reduce::sum : Reduce::none, "cp", backward, count, dtype, hop};
+}
+
+std::vector<Traffic> allgather_traffic(const Case& c) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  for (const bool backward : {false, true})
+    for (const int64_t n : {l.k, l.v}) due.push_back(call(Op::all_gather, backward, n, c.dtype()));
+  for (const int64_t n : {l.k, l.v})
+    due.push_back(call(Op::reduce_scatter, true, n * l.p, sums_of_keys(c)));
+  return due;
+}
+
+// p-1 hops of K, V; in backward p of dK, dV between them.
+std::vector<Traffic> ring_traffic(const Case& c) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  for (int64_t hop = 0; hop + 1 < l.p; ++hop)
+    due.push_back(call(Op::shift, false, l.k + l.v, c.dtype(), 1));
+  for (int64_t hop = 0; hop < l.p; ++hop) {
+    if (hop + 1 < l.p) due.push_back(call(Op::shift, true, l.k + l.v, c.dtype(), 1));
+    due.push_back(call(Op::shift, true, l.k + l.v, sums_of_keys(c), 1));
+  }
+  return due;
+}
+
 }  // namespace contexts
 
 namespace {
@@ -130,39 +237,11 @@ using linears::toggle;
 
 enum class Strategy { allgather, ring, alltoall, hierarchical };
 
-// ---- What a line says
-
-std::vector<int64_t> window_of(const Case& c) {
-  if (c.text("window").empty()) return {-1, -1};
-  return parse_list("window", c.text("window"));
-}
-double number_of(const Case& c, const char* key, double fallback) {
-  return c.text(key).empty() ? fallback : std::strtod(c.text(key).c_str(), nullptr);
-}
-bool causal(const Case& c) { return c.text("mask") == "causal"; }
-DType lse_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
-DType wire_of(const Case& c) {
-  if (const auto wire = dtype_from(c.text("wire"))) return *wire;
-  return linears::accumulation_of(c);
-}
-
-reference::Attention attention_of(const Case& c) {
-  reference::Attention a;
-  a.heads = c.at("heads"), a.kv_heads = c.at("kv_heads");
-  a.key_dim = c.at("head_dim"), a.value_dim = c.at("v_dim");
-  a.scale = number_of(c, "scale", 1 / std::sqrt(double(a.key_dim)));
-  a.softcap = number_of(c, "softcap", 0);
-  const auto window = window_of(c);
-  a.mask = {causal(c), window[0], window[1]};
-  for (const PackedToken& t : labels_of(c, false)) a.queries.push_back({t.document, t.position});
-  for (const PackedToken& t : labels_of(c, true)) a.keys.push_back({t.document, t.position});
-  return a;
-}
-
 // ---- Operands q, k, v; o, lse
 
 std::vector<Operand> operands(const Case& c, Strategy strategy) {
-  const int64_t n = c.at("heads"), g = c.at("kv_heads"), dk = c.at("head_dim"), dv = c.at("v_dim");
+  const int64_t n = c.at("heads"), g = c.at("kv_heads"), dk = c.at("head_dim"),
+                dv = value_dim_of(c);
   const int heads = c.at("seq") > 0 ? 2 : 1;
   const Layout tokens = tokens_on(c, S(heads));
   std::vector<Operand> list{{"q", Operand::input, token_shape(c, false, {n, dk}), tokens},
@@ -183,23 +262,10 @@ std::vector<Operand> operands(const Case& c, Strategy strategy) {
 
 // ---- Reference and bounds
 
-struct Numbers {
-  reference::AttentionRounding rounding;
-  double unit;  // a family's bound is counted in unit roundoffs of the accumulation
-};
-
-Numbers numbers_of(const Case& c) {
-  const Precision p = precision_of(c, Declared{});
-  const double own = unit_roundoff(DType::f64);  // the reference rounds too
-  return {{p.u_acc + own, p.u_out, unit_roundoff(lse_type(c)), unit_roundoff(wire_of(c)),
-           smallest_subnormal(linears::accumulation_of(c)), int(ranks(c))},
-          p.u_acc};
-}
-
 Gauge gauge_of(const Case& c, const reference::Values& bound) {
   Gauge g;
   g.terms = rows_of(c, true) * batch_of(c);
-  const double unit = numbers_of(c).unit;
+  const double unit = precision_of(c, Declared{}).u_acc;  // what a family counts a bound in
   for (double b : bound) g.bound.push_back(b / unit);
   return g;
 }
@@ -208,7 +274,7 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
   const auto a = attention_of(c);
   auto r = reference::attention(a, in[0].value, in[1].value, in[2].value);
   if (gauges) {
-    const auto b = reference::attention_bounds(a, numbers_of(c).rounding, in[0].value, in[1].value,
+    const auto b = reference::attention_bounds(a, attention_rounding(c), in[0].value, in[1].value,
                                                in[2].value, {}, {});
     *gauges = {gauge_of(c, b.o), gauge_of(c, b.lse)};
   }
@@ -222,7 +288,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   auto d = reference::attention_backward(a, in[0].value, in[1].value, in[2].value, cot[0].value,
                                          cot[1].value);
   if (gauges) {
-    const auto b = reference::attention_bounds(a, numbers_of(c).rounding, in[0].value, in[1].value,
+    const auto b = reference::attention_bounds(a, attention_rounding(c), in[0].value, in[1].value,
                                                in[2].value, cot[0].value, cot[1].value);
     *gauges = {gauge_of(c, b.q), gauge_of(c, b.k), gauge_of(c, b.v)};
   }
@@ -268,55 +334,7 @@ int64_t pairs(const Case& c, int rank) {
   return count;
 }
 
-std::vector<int64_t> sequences(const Case& c) {
-  std::vector<int64_t> list;
-  for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
-  return list;
-}
-
-// ---- Traffic in closed form
-
-// Elements of the local q, k, v and o.
-struct Local {
-  int64_t p, q, k, v, o;
-  explicit Local(const Case& c) : p(ranks(c)) {
-    const int64_t tp = c.ranks(Axis::tp), batch = batch_of(c) / c.ranks(Axis::dp);
-    const int64_t queries = rows_of(c, false) / p * batch, keys = rows_of(c, true) / p * batch;
-    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") / tp;
-    q = queries * n * c.at("head_dim"), o = queries * n * c.at("v_dim");
-    k = keys * g * c.at("head_dim"), v = keys * g * c.at("v_dim");
-  }
-};
-
-Traffic call(Op op, bool backward, int64_t count, DType dtype, int hop = 0) {
-  const bool sums = op == Op::reduce_scatter;
-  return {op, sums ? Reduce::sum : Reduce::none, "cp", backward, count, dtype, hop};
-}
-
-std::vector<Traffic> allgather_traffic(const Case& c, const std::string&, int) {
-  const Local l(c);
-  std::vector<Traffic> due;
-  for (const bool backward : {false, true})
-    for (const int64_t n : {l.k, l.v}) due.push_back(call(Op::all_gather, backward, n, c.dtype()));
-  for (const int64_t n : {l.k, l.v})
-    due.push_back(call(Op::reduce_scatter, true, n * l.p, wire_of(c)));
-  return due;
-}
-
-// p-1 hops of K, V; in backward p of dK, dV between them.
-std::vector<Traffic> ring_traffic(const Case& c, const std::string&, int) {
-  const Local l(c);
-  std::vector<Traffic> due;
-  for (int64_t hop = 0; hop + 1 < l.p; ++hop)
-    due.push_back(call(Op::shift, false, l.k + l.v, c.dtype(), 1));
-  for (int64_t hop = 0; hop < l.p; ++hop) {
-    if (hop + 1 < l.p) due.push_back(call(Op::shift, true, l.k + l.v, c.dtype(), 1));
-    due.push_back(call(Op::shift, true, l.k + l.v, wire_of(c), 1));
-  }
-  return due;
-}
-
-std::vector<Traffic> alltoall_traffic(const Case& c, const std::string&, int) {
+std::vector<Traffic> alltoall_traffic(const Case& c) {
   const Local l(c);
   // Key heads fewer than ranks travel once for each rank.
   const int64_t g = c.at("kv_heads") / c.ranks(Axis::tp);
@@ -326,15 +344,15 @@ std::vector<Traffic> alltoall_traffic(const Case& c, const std::string&, int) {
   for (const int64_t n : {l.q, k, v, l.o}) due.push_back(call(Op::all_to_all, false, n, c.dtype()));
   for (const int64_t n : {l.o, l.q}) due.push_back(call(Op::all_to_all, true, n, c.dtype()));
   for (const int64_t n : {k, v})
-    due.push_back(call(Op::all_to_all, true, n, copies ? wire_of(c) : c.dtype()));
+    due.push_back(call(Op::all_to_all, true, n, copies ? sums_of_keys(c) : c.dtype()));
   return due;
 }
 
 // Exchanges inside runs of u ranks around a ring of p/u of them; its messages are as long as ever:
 // u times the tokens, 1/u of the heads.
-std::vector<Traffic> hierarchical_traffic(const Case& c, const std::string&, int) {
+std::vector<Traffic> hierarchical_traffic(const Case& c) {
   const Local l(c);
-  const int64_t u = c.at("inner"), P = l.p / u, lse = l.o / c.at("v_dim");
+  const int64_t u = c.at("inner"), P = l.p / u, lse = l.o / value_dim_of(c);
   const std::string run = u == l.p ? "cp" : fmt::format("cp/{}", u),
                     ring = u == 1 ? "cp" : fmt::format("cp%{}", u);
   std::vector<Traffic> due;
@@ -355,7 +373,7 @@ std::vector<Traffic> hierarchical_traffic(const Case& c, const std::string&, int
   if (c.on("lse_grad")) exchange(true, lse, lse_type(c));
   for (int64_t i = 0; i < P && P > 1; ++i) {
     if (i + 1 < P) hop(true, c.dtype());
-    hop(true, wire_of(c));
+    hop(true, sums_of_keys(c));
   }
   for (const int64_t n : {l.q, l.k, l.v}) exchange(true, n, c.dtype());
   return due;
@@ -368,21 +386,12 @@ std::vector<Key> keys(Strategy strategy) {
   std::vector<Key> list = token_keys("48");
   Key kv_tokens = extent("kv_tokens", "", 1, "keys where there are not as many as queries");
   kv_tokens.derive = [](const Case& c) { return c.text("tokens"); };
-  Key kv = extent("kv_heads", "", 1, "key and value heads; left out: fewer than heads");
-  kv.derive = [alltoall](const Case& c) {
-    const int64_t n = c.at("heads"), cut = c.ranks(Axis::tp) * (alltoall ? ranks(c) : 1);
-    for (const int64_t part : {2, 3})
-      if (n % part == 0 && n / part % cut == 0) return std::to_string(n / part);
-    return std::to_string(n);
-  };
   Key v_dim = extent("v_dim", "", 1, "features of a value head; left out: head_dim");
   v_dim.derive = [](const Case& c) { return c.text("head_dim"); };
-  Key mask{"mask", "full", "which keys of its sequence a query sees; causal: none after itself"};
-  mask.choices = {"full", "causal"};
   for (Key& k : std::vector<Key>{
-           kv_tokens, extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv,
-           extent("head_dim", "3", 1, "features of a query or key head"), v_dim, mask,
-           list_key("window", 2, "left,right: keys around the query's own position; -1: no limit"),
+           kv_tokens, extent("heads", alltoall ? "24" : "8", 1, "query heads"),
+           kv_heads_key(alltoall), extent("head_dim", "3", 1, "features of a query or key head"),
+           v_dim, mask_keys()[0], mask_keys()[1],
            number_key("softcap", "c of c tanh(S/c); left out: none"),
            number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
            toggle("lse_grad", "off", "a cotangent on lse as well")})
@@ -472,15 +481,16 @@ Contract attention(const char* name, Strategy strategy, const char* summary) {
   c.operands = [strategy](const Case& line) { return operands(line, strategy); };
   c.forward = forward;
   c.backward = backward;
-  c.traffic = strategy == Strategy::allgather  ? allgather_traffic
-              : strategy == Strategy::ring     ? ring_traffic
-              : strategy == Strategy::alltoall ? alltoall_traffic
-                                               : hierarchical_traffic;
+  c.traffic = [how = strategy == Strategy::allgather  ? allgather_traffic
+                     : strategy == Strategy::ring     ? ring_traffic
+                     : strategy == Strategy::alltoall ? alltoall_traffic
+                                                      : hierarchical_traffic](
+                  const Case& line, const std::string&, int) { return how(line); };
   c.cases = [=](const std::string& tier) { return cases_of(name, tier, strategy); };
   c.illegal = illegal_of(name);
   c.visible = visible;
   c.pairs = pairs;
-  c.sequences = sequences;
+  c.sequences = sequences_of;
   // Loud scores switch between keys within steps that no finite difference takes.
   c.stiff = [](const Case& line) { return number_of(line, "scale", 0) >= 10; };
   const std::string line = name;

@@ -9,6 +9,7 @@
 
 #include "fixtures/packing.hpp"
 #include "oracle/contract.hpp"
+#include "reference/attention.hpp"
 
 namespace shardproof::contexts {
 
@@ -29,5 +30,18 @@ Layout tokens_on(const Case&, const Placement& tp);
 // By token of the whole operand: its sequence (-1: padding) and its position there. Positions of
 // queries end with those of their keys.
 std::vector<PackedToken> labels_of(const Case&, bool keys);
+
+// By token of the queries, for the check `leak`.
+std::vector<int64_t> sequences_of(const Case&);
+
+// ---- What an attention states, and a layer around it
+
+Key kv_heads_key(bool cut_by_cp);  // left out: fewer than heads, and divisible
+std::vector<Key> mask_keys();      // mask window
+reference::Attention attention_of(const Case&);
+reference::AttentionRounding attention_rounding(const Case&);
+DType sums_of_keys(const Case&);  // type of parts of dK and dV on the wire
+std::vector<Traffic> allgather_traffic(const Case&);
+std::vector<Traffic> ring_traffic(const Case&);
 
 }  // namespace shardproof::contexts

@@ -22,8 +22,10 @@
 namespace shardproof {
 
 void family_attention(Registry&);
+void family_attention_block(Registry&);
 void family_packed(Registry&);
 void controls_attention(Registry&);
+void controls_attention_block(Registry&);
 void controls_packed(Registry&);
 
 namespace {
@@ -38,8 +40,10 @@ const Registry& family() {
   static const Registry registry = [] {
     Registry r;
     family_attention(r);
+    family_attention_block(r);
     family_packed(r);
     controls_attention(r);
+    controls_attention_block(r);
     controls_packed(r);
     return r;
   }();

@@ -1,0 +1,249 @@
+// The attention of a layer: column linear, rotary embedding, attention over cp, row linear. It
+// joins the attention family. Every parameter's gradient is judged, its sums over cp included;
+// bounds come from the running error of the whole chain.
+#include "reference/attention_block.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "fixtures/index_maps.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/attention_block.hpp"
+#include "suites/attention.hpp"
+#include "suites/replicated.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace linears;
+using contexts::rows_of;
+using replicated::gauge_of;
+using replicated::ranks_of;
+
+reference::AttentionBlockShape shape_of(const Case& c) {
+  reference::AttentionBlockShape s;
+  s.hidden = c.at("hidden");
+  if (!c.text("base").empty()) s.base = std::strtod(c.text("base").c_str(), nullptr);
+  s.core = contexts::attention_of(c);
+  return s;
+}
+
+// ---- Operands x, w_qkv, [b_qkv], w_out, [b_out]; y
+
+std::vector<Operand> operands(const Case& c) {
+  const int64_t h = c.at("hidden"), n = c.at("heads"), g = c.at("kv_heads"), d = c.at("head_dim");
+  const auto x = contexts::token_shape(c, false, {h});
+  const Layout tokens = contexts::tokens_on(c, replicated::tokens_on_tp(c));
+  auto parameter = [&](const char* name, std::vector<int64_t> shape, const Placement& tp) {
+    const Placement outside = c.text("reduce") == "all" ? I() : R();
+    return Operand{name, Operand::parameter, std::move(shape),
+                   Layout{{Axis::dp, outside}, {Axis::cp, outside}, {Axis::tp, tp}}};
+  };
+  const Placement rows = S(0, head_group_map(n, g, d));
+  std::vector<Operand> list{{"x", Operand::input, x, tokens, true, last(x)},
+                            parameter("w_qkv", {(n + 2 * g) * d, h}, rows)};
+  if (c.on("bias")) list.push_back(parameter("b_qkv", {(n + 2 * g) * d}, rows));
+  list.push_back(parameter("w_out", {h, n * d}, S(1)));
+  if (c.on("bias")) list.push_back(parameter("b_out", {h}, I()));
+  list.push_back({"y", Operand::output, x, tokens, true, 0});
+  return list;
+}
+
+reference::AttentionBlockInputs arguments(const Case& c, std::span<const Whole> in) {
+  reference::AttentionBlockInputs a;
+  size_t next = 0;
+  a.x = in[next++].value, a.w_qkv = in[next++].value;
+  if (c.on("bias")) a.b_qkv = in[next++].value;
+  a.w_out = in[next++].value;
+  if (c.on("bias")) a.b_out = in[next++].value;
+  return a;
+}
+
+template <class T>
+std::vector<T> in_order(const Case& c, reference::AttentionBlockParts<T> d) {
+  std::vector<T> list{std::move(d.x), std::move(d.w_qkv)};
+  if (c.on("bias")) list.push_back(std::move(d.b_qkv));
+  list.push_back(std::move(d.w_out));
+  if (c.on("bias")) list.push_back(std::move(d.b_out));
+  return list;
+}
+
+reference::AttentionBlockRounding rounding_of(const Case& c, const Precision& p) {
+  return {replicated::rounding_of(c, p, c.ranks(Axis::tp)), contexts::attention_rounding(c),
+          int(ranks_of(c, primitives::axes_of_weights(c))),
+          int(ranks_of(c, primitives::axes_of_tokens(c)))};
+}
+
+std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const auto s = shape_of(c);
+  const auto a = arguments(c, in);
+  if (gauges) {
+    const Precision p = precision_of(c, Declared{});
+    *gauges = {gauge_of(reference::attention_block_loss(s, a, rounding_of(c, p)), p)};
+  }
+  return {whole(in[0].shape, reference::attention_block(s, a))};
+}
+
+std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
+                            std::vector<Gauge>* gauges) {
+  const auto s = shape_of(c);
+  const auto a = arguments(c, in);
+  std::vector<Whole> out;
+  for (auto& v : in_order(c, reference::attention_block_backward(s, a, cot[0].value)))
+    out.push_back(whole(in[out.size()].shape, std::move(v)));
+  if (!gauges) return out;
+  const Precision p = precision_of(c, Declared{});
+  gauges->clear();
+  for (const auto& loss :
+       in_order(c, reference::attention_block_backward_loss(s, a, cot[0].value, rounding_of(c, p))))
+    gauges->push_back(gauge_of(loss, p));
+  return out;
+}
+
+// ---- Traffic: tp at the borders of the linears, cp inside the core and for the weights
+
+// Tokens of a cp rank, and of a rank where sp cuts them.
+int64_t tokens_of_cp_rank(const Case& c) {
+  return rows_of(c, false) / c.ranks(Axis::cp) * contexts::batch_of(c) / c.ranks(Axis::dp);
+}
+
+std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
+  const int64_t p = c.ranks(Axis::tp), n = tokens_of_cp_rank(c) * c.at("hidden");
+  const bool sp = c.on("sp") && p > 1;
+  const Op leave = c.on("sp") ? Op::reduce_scatter : Op::all_reduce;
+  std::vector<Traffic> due;
+  auto on_tp = [&](Op op, bool backward) {
+    if (p == 1) return;
+    due.push_back(op == Op::all_gather ? call(op, backward, n / p, c.dtype())
+                                       : call(op, backward, n, wire_of(c)));
+  };
+  auto in_core = [&](bool backward) {
+    if (c.ranks(Axis::cp) == 1) return;
+    for (const Traffic& t :
+         c.text("core") == "ring" ? contexts::ring_traffic(c) : contexts::allgather_traffic(c))
+      if (t.backward == backward) due.push_back(t);
+  };
+  if (sp) on_tp(Op::all_gather, false);  // x
+  in_core(false);
+  on_tp(leave, false);                  // y
+  if (sp) on_tp(Op::all_gather, true);  // dy
+  in_core(true);
+  if (sp) on_tp(Op::all_gather, true);  // x again, for dWqkv
+  on_tp(leave, true);                   // dx
+  const int64_t h = c.at("hidden"), d = c.at("head_dim"), heads = c.at("heads"),
+                columns = (heads + 2 * c.at("kv_heads")) * d;
+  const int64_t weights = (columns * (h + (c.on("bias") ? 1 : 0)) + h * heads * d) / p;
+  for (const auto& sums :
+       {replicated::coalesced(c, primitives::axes_of_weights(c), weights),
+        replicated::coalesced(c, primitives::axes_of_tokens(c), c.on("bias") ? h : 0)})
+    due.insert(due.end(), sums.begin(), sums.end());
+  return due;
+}
+
+std::vector<Gemm> gemms(const Case& c, int) {
+  const auto s = shape_of(c);
+  const int64_t T = tokens_of_cp_rank(c), h = s.hidden, p = c.ranks(Axis::tp), q = s.queries() / p,
+                z = q + 2 * s.keys() / p;
+  return {{"Z = X Wqkv^T", false, T, z, h},  {"Y = O Wo^T", false, T, h, q},
+          {"dO = dY Wo", true, T, q, h},     {"dWo = dY^T O", true, h, q, T},
+          {"dWqkv = dZ^T X", true, z, h, T}, {"dX = dZ Wqkv", true, T, h, z}};
+}
+
+// ---- Keys and cases
+
+std::vector<Key> keys() {
+  std::vector<Key> list = contexts::token_keys("48");
+  Key core{"core", "allgather", "how keys travel over cp"};
+  core.choices = {"allgather", "ring"};
+  for (const Key& k :
+       {extent("hidden", "10", 1, "features of x and y"),
+        extent("heads", "8", 1, "query heads, cut over tp"), contexts::kv_heads_key(false),
+        extent("head_dim", "4", 1, "features of a head, turned in pairs"), contexts::mask_keys()[0],
+        contexts::mask_keys()[1],
+        contexts::number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
+        contexts::number_key("base", "of the angles; left out: 10000"), core,
+        toggle("bias", "on", "b_qkv and b_out"), replicated::sp_key(), replicated::reduce_key(),
+        microbatches_key()})
+    list.push_back(k);
+  return list;
+}
+
+std::vector<std::string> cases(const std::string& tier) {
+  const std::string name = "attention_block", balanced = " layout=zigzag mask=causal";
+  const auto smoke =
+      crossed({name}, {"tp=2 cp=2 sp=on" + balanced, "cp=2 core=ring" + balanced,
+                       "cp=4 core=ring docs=7,1,8" + balanced, "tp=2 sp=on mask=causal",
+                       "tp=4 sp=on mask=causal dtype=f32", "tp=2 cp=2 dtype=bf16" + balanced,
+                       "cp=2 dp=2 seq=8 batch=2 microbatches=2 mask=causal"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> cores{"", "core=ring"};
+  const auto ci = together(
+      {smoke,
+       {name, name + " mask=causal bias=off", name + " docs=7,1,8"},
+       crossed(crossed({name + " cp=2", name + " cp=3", name + " cp=4", name + " cp=8"}, cores),
+               {"layout=zigzag mask=causal"}),
+       crossed({name + " tp=2", name + " tp=4", name + " tp=8 heads=16 kv_heads=8",
+                name + " tp=3 heads=6 kv_heads=3"},
+               {"mask=causal", "sp=on mask=causal"}),
+       crossed(crossed({name + " tp=4 cp=2 sp=on layout=zigzag mask=causal",
+                        name + " tp=2 cp=4 sp=on layout=zigzag mask=causal",
+                        name + " tp=2 cp=2 dp=2 sp=on seq=16 batch=4 mask=causal order=cp,tp"},
+                       cores),
+               {"", "dtype=f32"}),
+       crossed({name + " tp=2 cp=2 sp=on layout=zigzag mask=causal"},
+               {"docs=7,1,8 core=ring", "docs=0,5,0,0,7,0", "dtype=f16", "dtype=bf16 core=ring",
+                "dtype=f32 acc=f64", "reduce=tp", "microbatches=2 dtype=bf16 grad=f32", "bias=off",
+                "strides=transposed", "strides=transposed seq=8 batch=3", "window=5,0 core=ring",
+                "base=500000 head_dim=8", "kv_heads=2", "wire=f32 dtype=bf16"}),
+       {name + " cp=2 docs=9,7 mask=causal", name + " cp=2 layout=zigzag_row docs=7,1,8 core=ring",
+        name + " cp=4 tokens=8 layout=zigzag mask=causal"}});
+  if (tier != "nightly") return ci;
+  return together(
+      {ci, crossed(crossed({name + " tp=4 cp=2 sp=on layout=zigzag mask=causal tokens=96 hidden=50",
+                            name + " tp=2 cp=4 sp=on layout=zigzag mask=causal tokens=96 hidden=50",
+                            name + " cp=5 tokens=40 mask=causal"},
+                           cores),
+                   {"", "dtype=f32", "dtype=bf16", "seed=2"})});
+}
+
+Contract attention_block() {
+  Contract c;
+  c.name = "attention_block";
+  c.family = "attention";
+  c.summary = "column linear, rotary embedding, attention over cp, row linear, under tp, sp and cp";
+  c.keys = keys();
+  c.precondition = primitives::refused_attention_block;
+  c.operands = operands;
+  c.forward = forward;
+  c.backward = backward;
+  c.traffic = traffic;
+  c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
+  c.cases = cases;
+  c.gemms = gemms;
+  c.sequences = contexts::sequences_of;
+  c.stiff = [](const Case& line) {
+    return !line.text("scale").empty() && std::strtod(line.text("scale").c_str(), nullptr) >= 10;
+  };
+  c.illegal =
+      crossed({"attention_block"},
+              {"tp=4 sp=on tokens=10", "cp=4 layout=zigzag tokens=12", "cp=2 tp=2 sp=on tokens=6",
+               "tp=4 heads=8 kv_heads=2", "tp=2 head_dim=3", "cp=2 docs=7,-1,10", "cp=2 dp=2",
+               "cp=2 ep=2", "tp=2 sp=on docs=7,2", "cp=2 layout=zigzag seq=3 batch=4"});
+  c.witnesses = {"attention_block tp=2 sp=on cp=1 mask=causal",
+                 "attention_block cp=3 core=ring layout=zigzag mask=causal",
+                 "attention_block cp=4 layout=zigzag mask=causal",
+                 "attention_block tp=2 cp=2 sp=on layout=zigzag mask=causal"};
+  return c;
+}
+
+}  // namespace
+
+void family_attention_block(Registry& r) {
+  r.add(attention_block());
+  Subject ours;
+  ours.contract = "attention_block";
+  ours.make = [] { return std::make_unique<primitives::AttentionBlock>(); };
+  r.add(std::move(ours));
+}
+
+}  // namespace shardproof
