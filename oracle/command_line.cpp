@@ -171,7 +171,7 @@ const std::vector<OptionName>& prepare_options() {
 }
 
 const std::vector<OptionName>& judge_options() {
-  static const std::vector<OptionName> options = {report_option};
+  static const std::vector<OptionName> options = {checks_option, report_option};
   return options;
 }
 

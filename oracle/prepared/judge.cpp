@@ -75,7 +75,8 @@ class Opened {
     find_returned();
   }
 
-  CaseResult judge(const Registry& registry) {
+  // `only`: of the checks that are due, these; empty: all.
+  CaseResult judge(const Registry& registry, const std::vector<std::string>& only) {
     const double begin = now();
     CaseResult result;
     const Case& line = *plan().line;
@@ -88,13 +89,15 @@ class Opened {
     Evidence e = evidence();
     Truths truths(registry);
     e.truth = [&](const Feed& feed) -> const Truth& { return truths.get(line, e, feed); };
-    for (const std::string& check : plan().checks) result.checks.push_back(judged(check, e));
+    for (const std::string& check : plan().checks)
+      if (only.empty() || std::find(only.begin(), only.end(), check) != only.end())
+        result.checks.push_back(judged(check, e));
     result.seconds = now() - begin;
     return result;
   }
 
-  // "linear_row from files: ledger, lockstep (files hold results and no calls); ..."
-  std::string unasked() const {
+  // "ledger, lockstep of files (they hold results and no calls)", a text for each reason.
+  std::vector<std::string> unasked() const {
     std::vector<std::pair<std::string, std::string>> by_reason;
     for (const Unasked& u : plan().unasked) {
       auto known = std::find_if(by_reason.begin(), by_reason.end(),
@@ -104,12 +107,16 @@ class Opened {
       else
         known->second += ", " + u.check;
     }
-    std::string text;
+    std::vector<std::string> texts;
     for (const auto& [why, checks] : by_reason)
-      text += fmt::format("{}{} ({})", text.empty() ? "" : "; ", checks, why);
-    return text.empty() ? "" : fmt::format("{} from files: {}", plan().line->contract, text);
+      texts.push_back(fmt::format("{} of files: {}", checks, why));
+    return texts;
   }
   const std::string& digest() const { return case_.digest; }
+  bool owes_one_of(const std::vector<std::string>& checks) const {
+    return std::find_first_of(checks.begin(), checks.end(), plan().checks.begin(),
+                              plan().checks.end()) != checks.end();
+  }
 
  private:
   const Plan& plan() const { return case_.plan; }
@@ -300,13 +307,19 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   report.program = options.program;
   report.versions = versions();
   auto cases = open_all(folder, registry);
+  // A case of a battery that owes none of the checks asked for has nothing to say.
+  if (!options.checks.empty())
+    std::erase_if(cases, [&](const auto& c) { return !c->owes_one_of(options.checks); });
+  if (cases.empty())
+    throw BadInput(
+        fmt::format("--check: expected a check that was prepared, met {}; case.json lists them",
+                    fmt::join(options.checks, ", ")));
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
     if (interrupted()) break;
-    CaseResult result = opened->judge(registry);
+    CaseResult result = opened->judge(registry, options.checks);
     progress.done(result);
-    if (std::string unasked = opened->unasked(); !unasked.empty())
-      report.not_due.push_back(std::move(unasked));
+    for (std::string& text : opened->unasked()) report.not_due.push_back(std::move(text));
     report.cases.push_back(std::move(result));
     progress.tick();
     opened.reset();  // its files are closed

@@ -20,9 +20,9 @@ bool contains(const std::vector<std::string>& list, const std::string& word) {
 
 // Why files cannot answer a check; "" where they can.
 std::string why_not(const std::string& check) {
-  if (check == "ledger" || check == "lockstep") return "files hold results and no calls";
-  if (check == "repeat") return "one run of the program is on file";
-  if (check == "gradcheck") return "finite differences need a run for each of their points";
+  if (check == "ledger" || check == "lockstep") return "they hold results and no calls";
+  if (check == "repeat") return "they hold one run of the program";
+  if (check == "gradcheck") return "finite differences would be a run for each of their points";
   if (check == "rejection") return "a refusal leaves no file";
   return "";
 }

@@ -176,8 +176,9 @@ TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
   EXPECT_EQ(with(report, Verdict::skipped),
             (std::vector<std::string>{"adjoint", "memory", "accumulate"}));
   EXPECT_FALSE(report.lanes.at(0).proven);
-  ASSERT_EQ(report.not_due.size(), 1u);
-  EXPECT_NE(report.not_due[0].find("ledger, lockstep"), std::string::npos);
+  EXPECT_NE(std::find(report.not_due.begin(), report.not_due.end(),
+                      "ledger, lockstep of files: they hold results and no calls"),
+            report.not_due.end());
 }
 
 TEST_F(Prepared, OnlyTheChecksAskedFor) {
