@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "primitives/element.hpp"
+
 namespace shardproof::primitives {
 
 enum class Activation { identity, gelu, gelu_tanh, silu };
@@ -21,20 +23,20 @@ inline Activation pointwise(std::string_view word) {
 }
 
 template <class T>
-T sigmoid(T x) {
+SHARDPROOF_HD T sigmoid(T x) {
   return T(1) / (T(1) + std::exp(-x));
 }
 template <class T>
-T normal_distribution(T x) {  // Phi
+SHARDPROOF_HD T normal_distribution(T x) {  // Phi
   return T(0.5) * (T(1) + std::erf(x * T(0.70710678118654752440)));
 }
 template <class T>
-T gelu_tangent(T x) {  // tanh(sqrt(2/pi) (x + 0.044715 x^3))
+SHARDPROOF_HD T gelu_tangent(T x) {  // tanh(sqrt(2/pi) (x + 0.044715 x^3))
   return std::tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x));
 }
 
 template <class T>
-T activate(Activation a, T x) {
+SHARDPROOF_HD T activate(Activation a, T x) {
   switch (a) {
     case Activation::identity:
       return x;
@@ -49,7 +51,7 @@ T activate(Activation a, T x) {
 }
 
 template <class T>
-T slope(Activation a, T x) {
+SHARDPROOF_HD T slope(Activation a, T x) {
   switch (a) {
     case Activation::identity:
       return T(1);

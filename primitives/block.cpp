@@ -1,7 +1,8 @@
 #include "primitives/block.hpp"
 
+#include "primitives/gate.hpp"
 #include "primitives/gemm.hpp"
-#include "primitives/philox.hpp"
+#include "primitives/pointwise.hpp"
 
 namespace shardproof::primitives {
 namespace {
@@ -23,48 +24,25 @@ struct Arguments {
 
 struct BlockSaved : Saved {
   Arguments in;
-  Buffer u, z, r, statistics1, statistics2;
+  Kept u, z, r, statistics1, statistics2;
 };
 
 int64_t rows_of(const View& v) { return v.elements() / v.shape.back(); }
 
 Norm norm_of(const Case& line) { return Norm(line.text("norm") == "layer"); }
 
-// out = a + b o c, each operation rounded to the accumulation type; without a, b o c.
-template <class T>
-void combine(const View* a, const View& b, const std::vector<double>& c, const View& out) {
-  std::vector<double> v = to_doubles(b);
-  const std::vector<double> other = a ? to_doubles(*a) : std::vector<double>();
-  for (size_t i = 0; i < v.size(); ++i) {
-    const T product = T(v[i]) * T(c[i]);
-    v[i] = a ? T(T(other[i]) + product) : product;
-  }
-  fill_from(out, v);
-}
-void combine(const Parallel& p, const View* a, const View& b, const std::vector<double>& c,
-             const View& out) {
-  p.accumulate == DType::f64 ? combine<double>(a, b, c, out) : combine<float>(a, b, c, out);
-}
-void add(const Parallel& p, const View& a, const View& b, const View& out) {
-  combine(p, &a, b, std::vector<double>(size_t(b.elements()), 1.0), out);
-}
+bool wide(const Parallel& p) { return p.accumulate == DType::f64; }
 
-template <class T, class Function>
-void each(const View& x, const View& y, Function f) {
-  std::vector<double> v = to_doubles(x);
-  for (double& value : v) value = f(T(value));
-  fill_from(y, v);
+Gate gate_of(const Parallel& p, const View& z) {
+  return {tensor(z), pointwise(p.rank.line().text("activation")), false, z.shape.back()};
 }
-
-template <class T>
-void activated(Activation act, const View& z, const View& a) {
-  each<T>(z, a, [&](T x) { return activate(act, x); });
+void activated(const Parallel& p, const View& z, const View& a) {
+  perform(Activated{gate_of(p, z), Tensor{}, Tensor{}, tensor(a), wide(p)}, "an activation");
 }
-template <class T>
-void activated_backward(Activation act, const View& z, const View& da, const View& dz) {
-  const std::vector<double> g = to_doubles(da);
-  size_t i = 0;
-  each<T>(z, dz, [&](T x) { return T(g[i++]) * slope(act, x); });
+void activated_backward(const Parallel& p, const View& z, const View& da, const View& dz) {
+  perform(ActivatedBackward{gate_of(p, z), tensor(da), Tensor{}, Tensor{}, Tensor{}, tensor(dz),
+                            wide(p)},
+          "the gradient of an activation");
 }
 
 }  // namespace
@@ -99,17 +77,16 @@ uint64_t Block::first_index(Parallel& p, int64_t own_elements) const {
   return uint64_t(place * own_elements);
 }
 
-// 1/keep with probability keep, else 0.
-std::vector<double> Block::dropout(Parallel& p, int64_t elements, uint32_t site) const {
+// out = a + dropout(b); without a dropout(b).
+void Block::dropout(Parallel& p, const View* a, const View& b, uint32_t site,
+                    const View& out) const {
   const Case& line = p.rank.line();
-  const double keep = keep_of(line), limit = keep * 0x1p32;
-  const uint64_t first = first_index(p, elements);
-  std::vector<double> factor(size_t(elements), 1.0);
-  if (keep == 1) return factor;
-  for (size_t i = 0; i < factor.size(); ++i)
-    factor[i] =
-        word_of(line.seed(), first + i, site, uint32_t(line.at("draw"))) < limit ? 1 / keep : 0;
-  return factor;
+  perform(Dropout{a ? tensor(*a) : Tensor{}, tensor(b), tensor(out), keep_of(line), line.seed(),
+                  first_index(p, b.elements()), site, uint32_t(line.at("draw")), wide(p)},
+          "dropout");
+}
+void Block::add(Parallel& p, const View& a, const View& b, const View& out) const {
+  perform(Dropout{tensor(a), tensor(b), tensor(out), 1, 0, 0, 0, 0, wide(p)}, "a sum");
 }
 
 std::unique_ptr<Saved> Block::forward(Rank& rank, std::span<const View> inputs,
@@ -122,24 +99,23 @@ std::unique_ptr<Saved> Block::forward(Rank& rank, std::span<const View> inputs,
   const int64_t rows = rows_of(in.x);
   auto whole = with_extent(in.x.shape, 0, in.x.shape[0] * (p.sp ? p.tp.size() : 1));
   whole.back() = in.w1.shape[0];
-  saved->u = Buffer(p.storage, in.x.shape);
-  saved->r = Buffer(p.storage, in.x.shape);
-  saved->z = Buffer(p.storage, whole);
-  saved->statistics1 = Buffer(p.accumulate, {rows, 2});
-  saved->statistics2 = Buffer(p.accumulate, {rows, 2});
+  saved->u = Kept(p.storage, in.x.shape);
+  saved->r = Kept(p.storage, in.x.shape);
+  saved->z = Kept(p.storage, whole);
+  saved->statistics1 = Kept(p.accumulate, {rows, 2});
+  saved->statistics2 = Kept(p.accumulate, {rows, 2});
   const View u = saved->u.view(), z = saved->z.view(), r = saved->r.view();
 
   norm_of(line).forward(p, in.x, in.gamma1, in.beta1, u, saved->statistics1.view());
   up_.forward(p, u, in.w1, in.b1, z);
   const View a = p.workspace(p.storage, whole), m = p.workspace(p.storage, in.x.shape);
-  const Activation act = pointwise(line.text("activation"));
-  p.accumulate == DType::f64 ? activated<double>(act, z, a) : activated<float>(act, z, a);
+  activated(p, z, a);
   down_.forward(p, a, in.w2, in.b2, m);
-  combine(p, &in.x, m, dropout(p, m.elements(), 1), r);
+  dropout(p, &in.x, m, 1, r);
 
   const View n = p.workspace(p.storage, in.x.shape);
   norm_of(line).forward(p, r, in.gamma2, in.beta2, n, saved->statistics2.view());
-  combine(p, &r, n, dropout(p, n.elements(), 2), outputs[0]);
+  dropout(p, &r, n, 2, outputs[0]);
   return saved;
 }
 
@@ -168,18 +144,16 @@ void Block::gradients_of(Parallel& p, Saved& state, const View& g,
              dgamma2 = part_of(d.gamma2), dbeta2 = part_of(d.beta2);
 
   const View dn = like(g), dr_norm = like(g), dr = like(g), dm = like(g);
-  combine(p, nullptr, g, dropout(p, g.elements(), 2), dn);
+  dropout(p, nullptr, g, 2, dn);
   norm_of(line).backward(p, r, in.gamma2, saved.statistics2.view(), dn, dr_norm, dgamma2, dbeta2);
   add(p, g, dr_norm, dr);
-  combine(p, nullptr, dr, dropout(p, dr.elements(), 1), dm);
+  dropout(p, nullptr, dr, 1, dm);
 
   const View a = like(z), da = like(z), dz = like(z), du = like(u);
-  const Activation act = pointwise(line.text("activation"));
-  const bool wide = p.accumulate == DType::f64;
-  wide ? activated<double>(act, z, a) : activated<float>(act, z, a);
+  activated(p, z, a);
   down_.backward(p, a, in.w2, dm, da, d.w2, View{});
   if (db2.data) column_sums(dm, db2, p.accumulate);
-  wide ? activated_backward<double>(act, z, da, dz) : activated_backward<float>(act, z, da, dz);
+  activated_backward(p, z, da, dz);
   up_.backward(p, u, in.w1, dz, du, d.w1, d.b1);
 
   const View dx_norm = like(in.x);

@@ -39,7 +39,8 @@ class Block : public Kernel {
 
  private:
   void gradients_of(Parallel&, Saved&, const View& g, std::span<const View> gradients);
-  std::vector<double> dropout(Parallel&, int64_t elements, uint32_t site) const;
+  void dropout(Parallel&, const View* a, const View& b, uint32_t site, const View& out) const;
+  void add(Parallel&, const View& a, const View& b, const View& out) const;
   ColumnParallel up_;
   RowParallel down_;
 };

@@ -1,6 +1,6 @@
-// Matrix products of host tensors of any floating dtype. A view is read as the matrix of its last
-// dim and all leading dims together; it may be strided. Half types are widened, every product and
-// sum is made in `accumulate` (f32 or f64), and a result is rounded to its dtype once.
+// Matrix products of tensors of any floating dtype. A view is read as the matrix of its last dim
+// and all leading dims together; it may be strided. Half types are widened, every product and sum
+// is made in `accumulate` (f32 or f64), and a result is rounded to its dtype once.
 #pragma once
 #include "fixtures/tensor.hpp"
 

@@ -26,17 +26,8 @@ Parallel::Parallel(Rank& r)
       accumulate(accumulation(r.line())),
       wire(type_of_key(r.line(), "wire", storage)) {}
 
-void convert(const View& from, const View& to) { fill_from(to, to_doubles(from)); }
-
 View fresh_gradient(Parallel& p, const View& gradient) {
   return gradient.data ? p.workspace(p.accumulate, gradient.shape) : gradient;
-}
-
-void add_into(const View& own, const View& sum) {
-  std::vector<double> total = to_doubles(sum);
-  const std::vector<double> more = to_doubles(own);
-  for (size_t i = 0; i < total.size(); ++i) total[i] += more[i];
-  fill_from(sum, total);
 }
 
 View own_block(const Parallel& p, const View& whole, int dim) {
@@ -67,17 +58,34 @@ std::vector<int64_t> rows_of_line(const Case& line, int64_t rows, int p, int r) 
   return rows_of_parts(parts_of_line(line, rows), p, r);
 }
 
+namespace {
+
+// Calls each(first of a run of rows, its place among the own rows, its length).
+template <class Each>
+void each_run(const std::vector<int64_t>& rows, Each each) {
+  for (size_t i = 0; i < rows.size();) {
+    size_t n = 1;
+    while (i + n < rows.size() && rows[i + n] == rows[i] + int64_t(n)) ++n;
+    each(rows[i], int64_t(i), int64_t(n));
+    i += n;
+  }
+}
+
+}  // namespace
+
 View take_rows(Parallel& p, const View& whole, const std::vector<int64_t>& rows) {
   const View own = p.workspace(whole.dtype, with_extent(whole.shape, 0, int64_t(rows.size())));
-  for (size_t i = 0; i < rows.size(); ++i)
-    copy(whole.narrow(0, rows[i], 1), own.narrow(0, int64_t(i), 1));
+  each_run(rows, [&](int64_t from, int64_t to, int64_t n) {
+    convert(whole.narrow(0, from, n), own.narrow(0, to, n));
+  });
   return own;
 }
 
 void put_rows(const View& own, const std::vector<int64_t>& rows, const View& whole) {
-  fill_from(whole, std::vector<double>(size_t(whole.elements()), 0.0));
-  for (size_t i = 0; i < rows.size(); ++i)
-    convert(own.narrow(0, int64_t(i), 1), whole.narrow(0, rows[i], 1));
+  set_zero(whole);
+  each_run(rows, [&](int64_t to, int64_t from, int64_t n) {
+    convert(own.narrow(0, from, n), whole.narrow(0, to, n));
+  });
 }
 
 }  // namespace shardproof::primitives

@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "oracle/subject.hpp"
+#include "primitives/calls.hpp"
+#include "primitives/work.hpp"
 
 namespace shardproof::primitives {
 
@@ -41,9 +43,6 @@ inline int last(const View& v) { return int(v.shape.size()) - 1; }
 // Where a parameter's gradient is computed: its own place, or, where running sums are kept, a
 // workspace that is added into the sum afterwards.
 View fresh_gradient(Parallel&, const View& gradient);
-void add_into(const View& own, const View& sum);
-// Copies with one rounding; dtypes may differ.
-void convert(const View& from, const View& to);
 // Own block of a dim that all ranks of tp hold whole.
 View own_block(const Parallel&, const View& whole, int dim);
 std::vector<int64_t> with_extent(std::vector<int64_t> shape, int dim, int64_t extent);

@@ -7,7 +7,7 @@ namespace shardproof::primitives {
 View ColumnParallel::whole_input(Parallel& p, const View& x) {
   if (!p.sp || p.tp.size() == 1) return x;
   const View whole = p.workspace(x.dtype, with_extent(x.shape, 0, x.shape[0] * p.tp.size()));
-  p.tp.all_gather(x, whole, 0);
+  all_gather(p.rank, p.tp, x, whole, 0);
   return whole;
 }
 
@@ -33,9 +33,9 @@ void ColumnParallel::weight_gradient(Parallel& p, const View& x, const View& g, 
 void ColumnParallel::reduce_input_gradient(Parallel& p, const View& partial, const View& dx) {
   const View sum = p.workspace(partial.dtype, dx.shape);
   if (p.sp)
-    p.tp.reduce_scatter(partial, sum, 0);
+    reduce_scatter(p.rank, p.tp, partial, sum, 0);
   else
-    p.tp.all_reduce(partial, sum);
+    all_reduce(p.rank, p.tp, partial, sum);
   convert(sum, dx);
 }
 
@@ -82,7 +82,7 @@ void LinearColumn::return_part(Parallel& p, const View& own, const View& whole, 
 }
 
 void LinearColumn::split_output_gradient(Parallel& p, const View& whole, const View& own) {
-  copy(own_block(p, whole, last(whole)), own);
+  convert(own_block(p, whole, last(whole)), own);
 }
 
 // inputs x, w, [b]; outputs y, [b] when the bias is left to the caller.
@@ -100,11 +100,11 @@ std::unique_ptr<Saved> LinearColumn::forward(Rank& rank, std::span<const View> i
   if (line.on("gather_output")) {
     const View own = p.workspace(y.dtype, with_extent(y.shape, last(y), w.shape[0]));
     part_->forward(p, inputs[0], w, skip ? View{} : b, own);
-    p.tp.all_gather(own, y, last(y));
+    all_gather(p.rank, p.tp, own, y, last(y));
   } else {
     part_->forward(p, inputs[0], w, skip ? View{} : b, y);
   }
-  if (skip) copy(b, outputs[1]);
+  if (skip) convert(b, outputs[1]);
   return saved;
 }
 

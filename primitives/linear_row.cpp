@@ -17,9 +17,9 @@ void RowParallel::partial_product(Parallel& p, const View& x, const View& w, con
 void RowParallel::reduce_and_add_bias(Parallel& p, const View& z, const View& b, const View& y) {
   const View sum = p.workspace(z.dtype, y.shape);
   if (p.sp)
-    p.tp.reduce_scatter(z, sum, 0);
+    reduce_scatter(p.rank, p.tp, z, sum, 0);
   else
-    p.tp.all_reduce(z, sum);
+    all_reduce(p.rank, p.tp, z, sum);
   add_row(sum, b, y, p.accumulate);
 }
 
@@ -28,7 +28,7 @@ void RowParallel::backward(Parallel& p, const View& x, const View& w, const View
   View whole = g;
   if (p.sp && p.tp.size() > 1 && (dx.data || dw.data)) {
     whole = p.workspace(g.dtype, with_extent(g.shape, 0, g.shape[0] * p.tp.size()));
-    p.tp.all_gather(g, whole, 0);
+    all_gather(p.rank, p.tp, g, whole, 0);
   }
   if (dx.data) input_gradient(p, g, whole, w, dx);
   if (dw.data) gemm(turned(whole), plain(x), dw, p.accumulate);
@@ -53,7 +53,7 @@ void RowParallel::reduce_bias_gradient(Parallel& p, const View& local, Communica
                                        const View& db) {
   const View partial = p.workspace(p.partial(), db.shape), sum = p.workspace(p.partial(), db.shape);
   column_sums(local, partial, p.accumulate);
-  group.all_reduce(partial, sum);
+  all_reduce(p.rank, group, partial, sum);
   convert(sum, db);
 }
 
@@ -73,7 +73,7 @@ void skipped_bias_gradient(Parallel& p, const View& g, const View& db) {
   if (!p.sp || p.tp.size() == 1) return convert(g, db);
   const View partial = p.workspace(p.wire, db.shape), sum = p.workspace(p.wire, db.shape);
   convert(g, partial);
-  p.tp.all_reduce(partial, sum);
+  all_reduce(p.rank, p.tp, partial, sum);
   convert(sum, db);
 }
 
@@ -92,7 +92,7 @@ std::unique_ptr<Saved> LinearRow::forward(Rank& rank, std::span<const View> inpu
   saved->w = inputs[1];
   const View b = optional(inputs, 2);
   part_->forward(p, saved->x, saved->w, skip ? View{} : b, outputs[0]);
-  if (skip) copy(b, outputs[1]);
+  if (skip) convert(b, outputs[1]);
   return saved;
 }
 
@@ -113,7 +113,7 @@ void LinearRow::gradients_of(Parallel& p, Saved& state, std::span<const View> co
   if (scattered && dx.data) dx = p.workspace(dx.dtype, saved.x.shape);
   part_->backward(p, saved.x, saved.w, cotangents[0], dx, gradients[1], skip ? View{} : db);
   if (skip && db.data) skipped_bias_gradient(p, cotangents[1], db);
-  if (scattered && dx.data) p.tp.all_gather(dx, gradients[0], last(dx));
+  if (scattered && dx.data) all_gather(p.rank, p.tp, dx, gradients[0], last(dx));
 }
 
 }  // namespace shardproof::primitives

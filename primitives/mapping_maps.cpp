@@ -1,9 +1,15 @@
 #include "primitives/mapping_maps.hpp"
 
-#include <cstring>
 #include <utility>
 
+#include "primitives/calls.hpp"
+#include "primitives/work.hpp"
+
 namespace shardproof::mapping {
+
+using primitives::convert;
+using primitives::set_zero;
+
 namespace {
 
 class Pair final : public Kernel {
@@ -29,18 +35,14 @@ class Pair final : public Kernel {
   Precondition precondition_;
 };
 
-void scale(const View& view, double factor) {
-  for (int64_t i = 0; i < view.elements(); ++i) {
-    std::byte* element = view.flat(i);
-    store(element, view.dtype, factor * load(element, view.dtype));
-  }
-}
+void scale(Rank& rank, const View& x) { primitives::scale(x, x, scale_of(rank.line())); }
 
 // x is sharded along `from` and becomes sharded along `to`: what it holds of `to` is cut into the
 // receivers' blocks, what arrives are the senders' blocks of `from`.
 void exchange_dims(Rank& rank, const View& in, const View& out, int from, int to) {
   const Case& line = rank.line();
-  group(rank).all_to_all(in, out, to, from, block_extents(line, to), block_extents(line, from));
+  primitives::all_to_all(rank, group(rank), in, out, to, from, block_extents(line, to),
+                         block_extents(line, from));
 }
 
 }  // namespace
@@ -55,43 +57,41 @@ View place_of_block(Rank& rank, const View& whole, int64_t extent) {
   return whole.narrow(dim_of(rank.line()), group(rank).rank() * extent, extent);
 }
 
-void set_zero(const View& view) {  // zero is all bits clear in every dtype
-  for (int64_t i = 0; i < view.elements(); ++i) std::memset(view.flat(i), 0, size_of(view.dtype));
-}
-
-void identity(Rank&, const View& in, const View& out) { copy(in, out); }
+void identity(Rank&, const View& in, const View& out) { convert(in, out); }
 
 void scaled(Rank& rank, const View& in, const View& out) {
-  copy(in, out);
-  scale(out, scale_of(rank.line()));
+  convert(in, out);
+  scale(rank, out);
 }
 
 void own_block(Rank& rank, const View& in, const View& out) {
-  copy(place_of_block(rank, in, out.shape[size_t(dim_of(rank.line()))]), out);
+  convert(place_of_block(rank, in, out.shape[size_t(dim_of(rank.line()))]), out);
 }
 
 void block_in_zeros(Rank& rank, const View& in, const View& out) {
   set_zero(out);
-  copy(in, place_of_block(rank, out, in.shape[size_t(dim_of(rank.line()))]));
+  convert(in, place_of_block(rank, out, in.shape[size_t(dim_of(rank.line()))]));
 }
 
 void first_rank_only(Rank& rank, const View& in, const View& out) {
-  group(rank).rank() == 0 ? copy(in, out) : set_zero(out);
+  group(rank).rank() == 0 ? convert(in, out) : set_zero(out);
 }
 
-void all_reduce(Rank& rank, const View& in, const View& out) { group(rank).all_reduce(in, out); }
+void all_reduce(Rank& rank, const View& in, const View& out) {
+  primitives::all_reduce(rank, group(rank), in, out);
+}
 
 void scaled_all_reduce(Rank& rank, const View& in, const View& out) {
   all_reduce(rank, in, out);
-  scale(out, scale_of(rank.line()));
+  scale(rank, out);
 }
 
 void all_gather(Rank& rank, const View& in, const View& out) {
-  group(rank).all_gather(in, out, dim_of(rank.line()));
+  primitives::all_gather(rank, group(rank), in, out, dim_of(rank.line()));
 }
 
 void reduce_scatter(Rank& rank, const View& in, const View& out) {
-  group(rank).reduce_scatter(in, out, dim_of(rank.line()));
+  primitives::reduce_scatter(rank, group(rank), in, out, dim_of(rank.line()));
 }
 
 void exchange(Rank& rank, const View& in, const View& out) {

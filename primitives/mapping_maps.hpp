@@ -16,7 +16,6 @@ std::unique_ptr<Kernel> pair(Map forward, Map backward, Precondition = nullptr);
 
 Communicator& group(Rank&);                                     // the ranks of the line's axis
 View place_of_block(Rank&, const View& whole, int64_t extent);  // where the own block of dim lies
-void set_zero(const View&);
 
 // Without communication. own_block and block_in_zeros cut and fill equal blocks of dim.
 void identity(Rank&, const View& in, const View& out);

@@ -1,6 +1,5 @@
 #include "primitives/mlp.hpp"
 
-#include "primitives/activation.hpp"
 #include "primitives/linear_line.hpp"
 
 namespace shardproof::primitives {
@@ -25,75 +24,18 @@ struct Arguments {
 
 struct MlpSaved : Saved {
   Arguments in;
-  Buffer z, inverse_rms;
+  Kept z, inverse_rms;
 };
-
-template <class T>
-std::vector<T> read(const View& v) {
-  const std::vector<double> d = to_doubles(v);
-  return std::vector<T>(d.begin(), d.end());
-}
-template <class T>
-void write(const std::vector<T>& values, const View& v) {
-  fill_from(v, std::vector<double>(values.begin(), values.end()));
-}
-
-// Where gate and up of element (t, j) stand in the rows of Z.
-struct Gated {
-  int64_t columns;
-  size_t gate(int64_t t, int64_t j) const { return size_t(2 * t * columns + j); }
-  size_t up(int64_t t, int64_t j) const { return gate(t, j) + size_t(columns); }
-};
-
-template <class T>
-std::vector<T> activated(const Case& line, Activation act, const std::vector<T>& z, int64_t rows,
-                         int64_t columns) {
-  std::vector<T> a(size_t(rows * columns));
-  if (line.text("activation") != "swiglu") {
-    for (size_t i = 0; i < a.size(); ++i) a[i] = activate(act, z[i]);
-    return a;
-  }
-  const Gated at{columns};
-  for (int64_t t = 0; t < rows; ++t)
-    for (int64_t j = 0; j < columns; ++j)
-      a[size_t(t * columns + j)] = activate(act, z[at.gate(t, j)]) * z[at.up(t, j)];
-  return a;
-}
-
-template <class T>
-std::vector<T> activated_backward(const Case& line, Activation act, const std::vector<T>& z,
-                                  const std::vector<T>& da, int64_t rows, int64_t columns) {
-  std::vector<T> dz(z.size());
-  if (line.text("activation") != "swiglu") {
-    for (size_t i = 0; i < dz.size(); ++i) dz[i] = da[i] * slope(act, z[i]);
-    return dz;
-  }
-  const Gated at{columns};
-  for (int64_t t = 0; t < rows; ++t)
-    for (int64_t j = 0; j < columns; ++j) {
-      const T d = da[size_t(t * columns + j)];
-      dz[at.gate(t, j)] = d * z[at.up(t, j)] * slope(act, z[at.gate(t, j)]);
-      dz[at.up(t, j)] = d * activate(act, z[at.gate(t, j)]);
-    }
-  return dz;
-}
-
-template <class T>
-void scale_rows(std::vector<T>& a, const std::vector<T>& by_row, const std::vector<T>& by_column) {
-  const size_t columns = by_column.size();
-  for (size_t i = 0; i < a.size(); ++i) a[i] *= by_row[i / columns] * by_column[i % columns];
-}
 
 int64_t rows_of(const View& v) { return v.elements() / v.shape.back(); }
+bool wide(const Parallel& p) { return p.accumulate == DType::f64; }
 
 }  // namespace
 
 void Mlp::mean_over_ffn(Parallel& p, const View& own_sums, int64_t own_columns, const View& means,
                         Phase) {
-  p.tp.all_reduce(own_sums, means);
-  std::vector<double> m = to_doubles(means);
-  for (double& value : m) value /= double(own_columns * p.tp.size());
-  fill_from(means, m);
+  all_reduce(p.rank, p.tp, own_sums, means);
+  scale(means, means, 1, double(own_columns * p.tp.size()));
 }
 
 Activation Mlp::pointwise_of(const Case& line) const { return pointwise(line.text("activation")); }
@@ -102,67 +44,52 @@ std::vector<int64_t> Mlp::own_rows(const Case& line, int64_t rows, int p, int r)
   return rows_of_line(line, rows, p, r);
 }
 
+Gate Mlp::gate_of(Parallel& p, const View& z, int64_t columns) const {
+  const Case& line = p.rank.line();
+  return {tensor(z), pointwise_of(line), line.text("activation") == "swiglu", columns};
+}
+
 // N = A, or gamma A / rms with rms^2 = mean A^2 + eps over the FFN dim of all ranks.
-template <class T>
 void Mlp::between(Parallel& p, const View& z, const View& gamma, const View& n,
                   const View& inverse_rms) {
   const int64_t rows = rows_of(n), columns = n.shape.back();
-  std::vector<T> a =
-      activated(p.rank.line(), pointwise_of(p.rank.line()), read<T>(z), rows, columns);
-  if (!gamma.data) return write(a, n);
-
-  std::vector<T> squares(static_cast<size_t>(rows));
-  for (size_t i = 0; i < a.size(); ++i) squares[i / size_t(columns)] += a[i] * a[i];
-  const View own = p.workspace(p.accumulate, {rows}), means = p.workspace(p.accumulate, {rows});
-  write(squares, own);
-  mean_over_ffn(p, own, columns, means, Phase::forward);
-  std::vector<T> inverse = read<T>(means);
-  for (T& v : inverse) v = T(1) / std::sqrt(v + T(eps));
-  write(inverse, inverse_rms);
-
-  scale_rows(a, inverse, read<T>(gamma));
-  write(a, n);
+  if (gamma.data) {
+    const View own = p.workspace(p.accumulate, {rows}), means = p.workspace(p.accumulate, {rows});
+    perform(ActivatedSquares{gate_of(p, z, columns), tensor(own), wide(p)}, "sums of squares");
+    mean_over_ffn(p, own, columns, means, Phase::forward);
+    perform(InverseRoot{tensor(means), tensor(inverse_rms), eps, wide(p)}, "inverse roots");
+  }
+  recompute(p, z, gamma, inverse_rms, n);
 }
 
 // N again, from Z and the saved 1/rms: no rank is asked.
-template <class T>
 void Mlp::recompute(Parallel& p, const View& z, const View& gamma, const View& inverse_rms,
                     const View& n) {
-  std::vector<T> a =
-      activated(p.rank.line(), pointwise_of(p.rank.line()), read<T>(z), rows_of(n), n.shape.back());
-  if (gamma.data) scale_rows(a, read<T>(inverse_rms), read<T>(gamma));
-  write(a, n);
+  perform(Activated{gate_of(p, z, n.shape.back()), tensor(inverse_rms), tensor(gamma), tensor(n),
+                    wide(p)},
+          "an activation");
 }
 
 // With t = gamma dN and xhat = A / rms: dA = (t - xhat mean(t xhat)) / rms, the mean over all
 // ranks' columns; dgamma = sum over tokens of dN xhat, own columns.
-template <class T>
 void Mlp::between_backward(Parallel& p, const View& z, const View& gamma, const View& inverse_rms,
                            const View& dn, const View& dz, const View& dgamma) {
   const int64_t rows = rows_of(dn), columns = dn.shape.back();
-  const std::vector<T> values = read<T>(z);
-  std::vector<T> da = read<T>(dn);
+  const Gate gate = gate_of(p, z, columns);
+  View means;
   if (gamma.data) {
-    const size_t f = size_t(columns);
-    const std::vector<T> inverse = read<T>(inverse_rms), weight = read<T>(gamma);
-    std::vector<T> xhat =
-        activated(p.rank.line(), pointwise_of(p.rank.line()), values, rows, columns);
-    std::vector<T> along(static_cast<size_t>(rows)), dweight(f);
-    for (size_t i = 0; i < da.size(); ++i) {
-      xhat[i] *= inverse[i / f];
-      dweight[i % f] += da[i] * xhat[i];
-      da[i] *= weight[i % f];
-      along[i / f] += da[i] * xhat[i];
-    }
-    const View own = p.workspace(p.accumulate, {rows}), means = p.workspace(p.accumulate, {rows});
-    write(along, own);
+    const View own = p.workspace(p.accumulate, {rows});
+    means = p.workspace(p.accumulate, {rows});
+    perform(AlongValue{gate, tensor(dn), tensor(gamma), tensor(inverse_rms), tensor(own), wide(p)},
+            "sums along rows");
     mean_over_ffn(p, own, columns, means, Phase::backward);
-    const std::vector<T> mean = read<T>(means);
-    for (size_t i = 0; i < da.size(); ++i) da[i] = (da[i] - xhat[i] * mean[i / f]) * inverse[i / f];
-    if (dgamma.data) write(dweight, dgamma);
+    if (dgamma.data)
+      perform(GammaOfGate{gate, tensor(dn), tensor(inverse_rms), tensor(dgamma), wide(p)},
+              "the gradient of gamma");
   }
-  write(activated_backward(p.rank.line(), pointwise_of(p.rank.line()), values, da, rows, columns),
-        dz);
+  perform(ActivatedBackward{gate, tensor(dn), tensor(gamma), tensor(inverse_rms), tensor(means),
+                            tensor(dz), wide(p)},
+          "the gradient of an activation");
 }
 
 std::unique_ptr<Saved> Mlp::forward(Rank& rank, std::span<const View> inputs,
@@ -181,15 +108,12 @@ std::unique_ptr<Saved> Mlp::forward(Rank& rank, std::span<const View> inputs,
     w1 = take_rows(p, in.w1, rows);
     if (b1.data) b1 = take_rows(p, in.b1, rows);
   }
-  saved->z = Buffer(p.storage, with_extent(whole, last(in.x), w1.shape[0]));
-  saved->inverse_rms = Buffer(p.accumulate, {product(whole) / whole.back()});
+  saved->z = Kept(p.storage, with_extent(whole, last(in.x), w1.shape[0]));
+  saved->inverse_rms = Kept(p.accumulate, {product(whole) / whole.back()});
   first_.forward(p, in.x, w1, b1, saved->z.view());
 
   const View n = p.workspace(p.storage, with_extent(whole, last(in.x), in.w2.shape[1]));
-  if (p.accumulate == DType::f64)
-    between<double>(p, saved->z.view(), in.gamma, n, saved->inverse_rms.view());
-  else
-    between<float>(p, saved->z.view(), in.gamma, n, saved->inverse_rms.view());
+  between(p, saved->z.view(), in.gamma, n, saved->inverse_rms.view());
   second_.forward(p, n, in.w2, in.b2, outputs[0]);
   return saved;
 }
@@ -208,17 +132,14 @@ void Mlp::gradients_of(Parallel& p, Saved& state, std::span<const View> cotangen
   const Arguments& in = saved.in;
   const Arguments d(line, gradients);
   const View z = saved.z.view(), inverse = saved.inverse_rms.view();
-  const bool wide = p.accumulate == DType::f64;
 
   const auto shape = with_extent(z.shape, last(z), in.w2.shape[1]);
   const View n = p.workspace(p.storage, shape), dn = p.workspace(p.storage, shape);
-  wide ? recompute<double>(p, z, in.gamma, inverse, n)
-       : recompute<float>(p, z, in.gamma, inverse, n);
+  recompute(p, z, in.gamma, inverse, n);
   second_.backward(p, n, in.w2, cotangents[0], dn, d.w2, d.b2);
 
   const View dz = p.workspace(p.storage, z.shape);
-  wide ? between_backward<double>(p, z, in.gamma, inverse, dn, dz, d.gamma)
-       : between_backward<float>(p, z, in.gamma, inverse, dn, dz, d.gamma);
+  between_backward(p, z, in.gamma, inverse, dn, dz, d.gamma);
 
   if (!line.on("whole_weight")) return first_.backward(p, in.x, in.w1, dz, d.x, d.w1, d.b1);
   const auto rows = own_rows(line, in.w1.shape[0], p.tp.size(), p.tp.rank());

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "primitives/activation.hpp"
+#include "primitives/gate.hpp"
 #include "primitives/linear.hpp"
 
 namespace shardproof::primitives {
@@ -35,12 +35,10 @@ class Mlp : public Kernel {
  private:
   void gradients_of(Parallel&, Saved&, std::span<const View> cotangents,
                     std::span<const View> gradients);
-  template <class T>
+  Gate gate_of(Parallel&, const View& z, int64_t columns) const;
   void between(Parallel&, const View& z, const View& gamma, const View& n, const View& inverse_rms);
-  template <class T>
   void recompute(Parallel&, const View& z, const View& gamma, const View& inverse_rms,
                  const View& n);
-  template <class T>
   void between_backward(Parallel&, const View& z, const View& gamma, const View& inverse_rms,
                         const View& dn, const View& dz, const View& dgamma);
   ColumnParallel first_;

@@ -1,28 +1,16 @@
 #include "primitives/norm_sequence.hpp"
 
-#include <cmath>
-#include <numeric>
-
 #include "primitives/linear_line.hpp"
+#include "primitives/norm_rows.hpp"
 
 namespace shardproof::primitives {
 namespace {
-
-template <class T>
-std::vector<T> read(const View& v) {
-  const std::vector<double> d = to_doubles(v);
-  return std::vector<T>(d.begin(), d.end());
-}
-template <class T>
-void write(const std::vector<T>& values, const View& v) {
-  fill_from(v, std::vector<double>(values.begin(), values.end()));
-}
 
 int64_t rows_of(const View& x) { return x.elements() / x.shape.back(); }
 
 struct NormSaved : Saved {
   View x, gamma;
-  Buffer statistics;
+  Kept statistics;
 };
 
 // gamma, [beta] behind x.
@@ -32,78 +20,29 @@ View optional(std::span<const View> views, size_t i) {
 
 }  // namespace
 
-template <class T>
-void Norm::rows_forward(const View& x, const View& gamma, const View& beta, const View& y,
-                        const View& statistics) const {
-  const size_t n = size_t(x.shape.back()), rows = size_t(rows_of(x));
-  const std::vector<T> values = read<T>(x), weight = read<T>(gamma),
-                       shift = beta.data ? read<T>(beta) : std::vector<T>(n);
-  std::vector<T> out(values.size()), kept(2 * rows);
-  for (size_t t = 0; t < rows; ++t) {
-    const T* row = &values[t * n];
-    T mean = 0, square = 0;
-    if (centred_) mean = std::accumulate(row, row + n, T(0)) / T(n);
-    for (size_t j = 0; j < n; ++j) square += (row[j] - mean) * (row[j] - mean);
-    const T inverse = T(1) / std::sqrt(square / T(n) + T(norm_eps));
-    for (size_t j = 0; j < n; ++j)
-      out[t * n + j] = weight[j] * ((row[j] - mean) * inverse) + shift[j];
-    kept[2 * t] = mean, kept[2 * t + 1] = inverse;
-  }
-  write(out, y);
-  write(kept, statistics);
-}
-
-// With t = gamma g: dx = (t - [mean t] - xhat mean(t xhat)) / scale, the bracket where centred.
-template <class T>
-void Norm::rows_backward(Parallel& p, const View& x, const View& gamma, const View& statistics,
-                         const View& g, const View& dx, const View& dgamma,
-                         const View& dbeta) const {
-  const size_t n = size_t(x.shape.back());
-  const std::vector<T> values = read<T>(x), weight = read<T>(gamma), kept = read<T>(statistics),
-                       cotangent = read<T>(g);
-  std::vector<T> out(values.size()), sum_gamma(n), sum_beta(n), xhat(n);
-  for (int64_t row : row_order(p, rows_of(x))) {
-    const size_t first = size_t(row) * n;
-    const T mean = kept[2 * size_t(row)], inverse = kept[2 * size_t(row) + 1];
-    T plain = 0, along = 0;
-    for (size_t j = 0; j < n; ++j) {
-      const T d = cotangent[first + j], t = weight[j] * d;
-      xhat[j] = (values[first + j] - mean) * inverse;
-      plain += t;
-      along += t * xhat[j];
-      sum_gamma[j] += d * xhat[j];
-      sum_beta[j] += d;
-    }
-    plain = centred_ ? plain / T(n) : T(0);
-    along /= T(n);
-    for (size_t j = 0; j < n; ++j)
-      out[first + j] = (weight[j] * cotangent[first + j] - plain - xhat[j] * along) * inverse;
-  }
-  if (dx.data) write(out, dx);
-  if (dgamma.data) write(sum_gamma, dgamma);
-  if (dbeta.data) write(sum_beta, dbeta);
-}
-
-std::vector<int64_t> Norm::row_order(Parallel&, int64_t rows) const {
-  std::vector<int64_t> order(static_cast<size_t>(rows));
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
+int64_t Norm::first_row(Parallel&, int64_t) const { return 0; }
 
 void Norm::forward(Parallel& p, const View& x, const View& gamma, const View& beta, const View& y,
                    const View& statistics) const {
-  if (p.accumulate == DType::f64)
-    rows_forward<double>(x, gamma, beta, y, statistics);
-  else
-    rows_forward<float>(x, gamma, beta, y, statistics);
+  perform(NormForward{tensor(x), tensor(gamma), tensor(beta), tensor(y), tensor(statistics),
+                      x.shape.back(), norm_eps, centred_, p.accumulate == DType::f64},
+          "a norm");
 }
 
 void Norm::backward(Parallel& p, const View& x, const View& gamma, const View& statistics,
                     const View& g, const View& dx, const View& dgamma, const View& dbeta) const {
-  if (p.accumulate == DType::f64)
-    rows_backward<double>(p, x, gamma, statistics, g, dx, dgamma, dbeta);
-  else
-    rows_backward<float>(p, x, gamma, statistics, g, dx, dgamma, dbeta);
+  const bool wide = p.accumulate == DType::f64;
+  const int64_t first = first_row(p, rows_of(x));
+  if (dx.data)
+    perform(NormBackward{tensor(x), tensor(gamma), tensor(statistics), tensor(g), tensor(dx),
+                         x.shape.back(), centred_, wide},
+            "the gradient of a norm");
+  if (dgamma.data)
+    perform(NormParameter{tensor(x), tensor(statistics), tensor(g), tensor(dgamma), first, wide},
+            "the gradient of gamma");
+  if (dbeta.data)
+    perform(NormParameter{Tensor{}, Tensor{}, tensor(g), tensor(dbeta), first, wide},
+            "the gradient of beta");
 }
 
 std::optional<Rejected> refused_norm(const Case& line) { return refused_own_tokens(line); }
@@ -126,7 +65,7 @@ std::unique_ptr<Saved> NormSequence::forward(Rank& rank, std::span<const View> i
   auto saved = std::make_unique<NormSaved>();
   saved->x = inputs[0];
   saved->gamma = inputs[1];
-  saved->statistics = Buffer(p.accumulate, {rows_of(inputs[0]), 2});
+  saved->statistics = Kept(p.accumulate, {rows_of(inputs[0]), 2});
   norm_of(rank.line())
       ->forward(p, inputs[0], inputs[1], optional(inputs, 2), outputs[0], saved->statistics.view());
   return saved;

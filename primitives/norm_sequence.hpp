@@ -32,16 +32,10 @@ class Norm {
                 const View& dx, const View& dgamma, const View& dbeta) const;
 
  protected:
-  // In which order a rank sums over its rows.
-  virtual std::vector<int64_t> row_order(Parallel&, int64_t rows) const;
+  // The row with which a rank's sums over its rows begin; they go on in order, round the end.
+  virtual int64_t first_row(Parallel&, int64_t rows) const;
 
  private:
-  template <class T>
-  void rows_forward(const View& x, const View& gamma, const View& beta, const View& y,
-                    const View& statistics) const;
-  template <class T>
-  void rows_backward(Parallel&, const View& x, const View& gamma, const View& statistics,
-                     const View& g, const View& dx, const View& dgamma, const View& dbeta) const;
   bool centred_;
 };
 std::optional<Rejected> refused_norm(const Case&);

@@ -35,7 +35,7 @@ void coalesced_all_reduce(Parallel& p, const Parts& parts, Communicator& group, 
   const int64_t n = elements_of(parts);
   const View flat = p.workspace(p.wire, {n});
   each_part(flat, parts, [](const Part& part, const View& at) { convert(part.partial, at); });
-  group.all_reduce(flat, flat, reduce);
+  all_reduce(p.rank, group, flat, flat, reduce);
   each_part(flat, parts, [](const Part& part, const View& at) { convert(at, part.result); });
 }
 

@@ -1,8 +1,8 @@
 // Gradients as tensors of their own: summed and averaged, measured and clipped, and spent in a
 // step.
-#include <cmath>
 #include <sstream>
 
+#include "primitives/clip.hpp"
 #include "primitives/replicated_layers.hpp"
 
 namespace shardproof::primitives {
@@ -17,18 +17,6 @@ std::vector<Parts> by_class(const Case& line, std::span<const View> from,
   std::vector<Parts> classes(2);
   for (size_t i = 0; i < from.size(); ++i) classes[i < summed ? 0 : 1].push_back({from[i], to[i]});
   return classes;
-}
-
-double sum_of_squares(const View& v) {
-  double sum = 0;
-  for (double x : to_doubles(v)) sum += x * x;
-  return sum;
-}
-
-void scale(const View& from, double by, const View& to) {
-  std::vector<double> v = to_doubles(from);
-  for (double& x : v) x *= by;
-  fill_from(to, v);
 }
 
 }  // namespace
@@ -65,7 +53,7 @@ std::unique_ptr<Saved> ReplicatedGradients::forward(Rank& rank, std::span<const 
 // cotangent on.
 void ReplicatedGradients::backward(Rank&, Saved&, std::span<const View> cotangents,
                                    std::span<const View> gradients) {
-  for (size_t i = 0; i < gradients.size(); ++i) copy(cotangents[i], gradients[i]);
+  for (size_t i = 0; i < gradients.size(); ++i) convert(cotangents[i], gradients[i]);
 }
 
 // ---- The norm of all gradients
@@ -80,16 +68,16 @@ std::unique_ptr<Saved> ReplicatedClip::forward(Rank& rank, std::span<const View>
                                                std::span<const View> outputs) {
   if (auto refused = refused_clip(rank.line())) throw *refused;
   Parallel p(rank);
-  double squares = 0;
-  if (counts_replicated(p)) squares += sum_of_squares(inputs[0]);
-  if (counts_sharded(p)) squares += sum_of_squares(inputs[1]);
   const View own = p.workspace(p.accumulate, {1}), total = p.workspace(p.accumulate, {1});
-  fill_from(own, std::vector<double>{squares});
-  p.tp.all_reduce(own, total);
-  const double norm = std::sqrt(to_doubles(total)[0]);
-  const double factor = std::min(1.0, max_norm_of(rank.line()) / (norm + 1e-6));
-  fill_from(outputs[0], std::vector<double>{norm});
-  for (size_t i = 0; i < 2; ++i) scale(inputs[i], factor, outputs[i + 1]);
+  perform(SumOfSquares{counts_replicated(p) ? tensor(inputs[0]) : Tensor{},
+                       counts_sharded(p) ? tensor(inputs[1]) : Tensor{}, tensor(own)},
+          "a sum of squares");
+  all_reduce(rank, p.tp, own, total);
+  perform(SquareRoot{tensor(total), tensor(outputs[0])}, "a norm");
+  for (size_t i = 0; i < 2; ++i)
+    perform(
+        Clipped{tensor(inputs[i]), tensor(total), tensor(outputs[i + 1]), max_norm_of(rank.line())},
+        "clipping");
   return std::make_unique<Nothing>();
 }
 
@@ -106,10 +94,7 @@ void ReplicatedStep::update(Parallel& p, const View& w, const View& g, double lr
                             Communicator& group, const View& next) {
   const View total = p.workspace(p.accumulate, g.shape);
   coalesced_all_reduce(p, Parts{{g, total}}, group);
-  std::vector<double> v = to_doubles(w);
-  const std::vector<double> d = to_doubles(total);
-  for (size_t i = 0; i < v.size(); ++i) v[i] -= lr * d[i];
-  fill_from(next, v);
+  combine(w, total, -lr, next);
 }
 
 std::unique_ptr<Saved> ReplicatedStep::forward(Rank& rank, std::span<const View> inputs,
@@ -123,8 +108,8 @@ std::unique_ptr<Saved> ReplicatedStep::forward(Rank& rank, std::span<const View>
 
 void ReplicatedStep::backward(Rank& rank, Saved&, std::span<const View> cotangents,
                               std::span<const View> gradients) {
-  copy(cotangents[0], gradients[0]);
-  scale(cotangents[0], -rate_of(rank.line()), gradients[1]);
+  convert(cotangents[0], gradients[0]);
+  scale(cotangents[0], gradients[1], -rate_of(rank.line()));
 }
 
 }  // namespace shardproof::primitives

@@ -5,7 +5,7 @@ namespace {
 
 struct QkNormSaved : Saved {
   View x[2], weight[2];
-  Buffer statistics[2];
+  Kept statistics[2];
 };
 
 }  // namespace
@@ -32,7 +32,7 @@ std::unique_ptr<Saved> ReplicatedQkNorm::forward(Rank& rank, std::span<const Vie
   for (size_t i = 0; i < 2; ++i) {
     saved->x[i] = inputs[i];
     saved->weight[i] = inputs[i + 2];
-    saved->statistics[i] = Buffer(p.accumulate, {inputs[i].elements() / inputs[i].shape.back(), 2});
+    saved->statistics[i] = Kept(p.accumulate, {inputs[i].elements() / inputs[i].shape.back(), 2});
     Norm(false).forward(p, inputs[i], inputs[i + 2], View{}, outputs[i],
                         saved->statistics[i].view());
   }

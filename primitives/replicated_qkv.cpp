@@ -28,7 +28,7 @@ struct QkvSaved : Saved {
 View whole_input(Parallel& p, const View& x) {
   if (!p.sp || p.tp.size() == 1) return x;
   const View whole = p.workspace(x.dtype, with_extent(x.shape, 0, x.shape[0] * p.tp.size()));
-  p.tp.all_gather(x, whole, 0);
+  all_gather(p.rank, p.tp, x, whole, 0);
   return whole;
 }
 
@@ -55,9 +55,10 @@ void forward_gathered(Parallel& p, const View& x, const View& w, std::span<const
   const View own = p.workspace(p.storage, with_extent(whole.shape, last(whole), w.shape[0])),
              all = p.workspace(p.storage, with_extent(whole.shape, last(whole), h.rows()));
   gemm(plain(whole), turned(w), own, p.accumulate);
-  p.tp.all_gather(own, all, last(all));
-  each_own_head(p, h, outputs,
-                [&](int64_t row, const View& to) { copy(all.narrow(last(all), row, h.dim), to); });
+  all_gather(p.rank, p.tp, own, all, last(all));
+  each_own_head(p, h, outputs, [&](int64_t row, const View& to) {
+    convert(all.narrow(last(all), row, h.dim), to);
+  });
 }
 
 // Cotangents put at their places and reduced: the ranks that share a key head add theirs up.
@@ -66,11 +67,11 @@ View cotangent_of_own_rows(Parallel& p, std::span<const View> cotangents, int64_
   const View& like = cotangents[0];
   const View all = p.workspace(p.partial(), with_extent(like.shape, last(like), h.rows())),
              own = p.workspace(p.partial(), with_extent(like.shape, last(like), own_rows));
-  fill_from(all, std::vector<double>(size_t(all.elements()), 0.0));
+  set_zero(all);
   each_own_head(p, h, cotangents, [&](int64_t row, const View& from) {
     convert(from, all.narrow(last(all), row, h.dim));
   });
-  p.tp.reduce_scatter(all, own, last(all));
+  reduce_scatter(p.rank, p.tp, all, own, last(all));
   return own;
 }
 
@@ -89,9 +90,9 @@ void ReplicatedQkv::reduce_input_gradient(Parallel& p, const View& of_queries, c
              sum = p.workspace(p.partial(), dx.shape);
   convert(of_queries, part);
   if (p.sp)
-    p.tp.reduce_scatter(part, sum, 0);
+    reduce_scatter(p.rank, p.tp, part, sum, 0);
   else
-    p.tp.all_reduce(part, sum);
+    all_reduce(p.rank, p.tp, part, sum);
   convert(sum, dx);
 }
 

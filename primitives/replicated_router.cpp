@@ -1,5 +1,5 @@
 #include "primitives/gemm.hpp"
-#include "primitives/philox.hpp"
+#include "primitives/pointwise.hpp"
 #include "primitives/replicated_layers.hpp"
 
 namespace shardproof::primitives {
@@ -23,12 +23,8 @@ void ReplicatedRouter::sum_gradients(Parallel& p, const Parts& parts,
 uint64_t ReplicatedRouter::seed_of(Rank& rank) const { return rank.line().seed(); }
 
 bool ReplicatedRouter::init(Rank& rank, std::span<const View> parameters) {
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    std::vector<double> v(size_t(parameters[k].elements()));
-    for (size_t i = 0; i < v.size(); ++i)
-      v[i] = word_of(seed_of(rank), i, uint32_t(k), 0) * 0x1p-33 - 0.25;
-    fill_from(parameters[k], v);
-  }
+  for (size_t k = 0; k < parameters.size(); ++k)
+    perform(InitialValues{tensor(parameters[k]), seed_of(rank), uint32_t(k)}, "initial values");
   return true;
 }
 

@@ -40,8 +40,8 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
     shardproof_cuda_absent("no NCCL was found")
   else()
     enable_language(CUDA)
-    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp primitives/cuda/mapping_cuda.cpp
-                primitives/cuda/mapping_cuda.cu)
+    file(GLOB sources CONFIGURE_DEPENDS primitives/cuda/*.cpp primitives/cuda/*.cu)
+    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp ${sources})
     shardproof_cuda_architectures(architectures)
     set_target_properties(shardproof_cuda PROPERTIES PREFIX "" CUDA_ARCHITECTURES "${architectures}"
       CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Shared
@@ -58,8 +58,8 @@ endif()
 message(STATUS "CUDA module: ${cuda_summary}")
 
 # A device that is none, for the tests of everything above it: found in its own folder only.
-add_library(device_double MODULE EXCLUDE_FROM_ALL suites/self/device_double/module.cpp
-            primitives/cuda/mapping_cuda.cpp)
+file(GLOB sources CONFIGURE_DEPENDS suites/self/device_double/*.cpp)
+add_library(device_double MODULE EXCLUDE_FROM_ALL ${sources} primitives/cuda/gemm.cpp)
 set_target_properties(device_double PROPERTIES PREFIX "" OUTPUT_NAME shardproof_cuda
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/device_double)
 target_link_libraries(device_double PRIVATE shardproof_primitives)

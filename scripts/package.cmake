@@ -3,7 +3,7 @@
 # No path of this build or of the prefix is kept in it, so that the prefix may be moved.
 include(CMakePackageConfigHelpers)
 
-set(libraries shardproof_subject shardproof_fixtures shardproof_reference shardproof_primitives
+set(libraries shardproof_subject shardproof_fixtures shardproof_reference shardproof_primitives shardproof_host_executor
     shardproof_oracle shardproof_suites)
 foreach(library ${libraries})
   target_include_directories(${library} INTERFACE $<INSTALL_INTERFACE:include/shardproof>)

@@ -8,6 +8,7 @@
 #include "fixtures/random.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/block.hpp"
+#include "suites/ours.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -219,10 +220,7 @@ Contract block() {
 
 void family_block(Registry& r) {
   r.add(block());
-  Subject ours;
-  ours.contract = "block";
-  ours.make = [] { return std::make_unique<primitives::Block>(); };
-  r.add(std::move(ours));
+  add_ours<primitives::Block>(r, "block");
 }
 
 }  // namespace shardproof

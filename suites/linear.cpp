@@ -11,6 +11,7 @@
 #include "oracle/registry.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/linear_line.hpp"
+#include "suites/ours.hpp"
 
 namespace shardproof {
 namespace linears {
@@ -509,13 +510,8 @@ Contract linear_row() {
 void family_linear(Registry& r) {
   r.add(linear_column());
   r.add(linear_row());
-  Subject column, row;
-  column.contract = "linear_column";
-  column.make = [] { return std::make_unique<primitives::LinearColumn>(); };
-  row.contract = "linear_row";
-  row.make = [] { return std::make_unique<primitives::LinearRow>(); };
-  r.add(std::move(column));
-  r.add(std::move(row));
+  add_ours<primitives::LinearColumn>(r, "linear_column");
+  add_ours<primitives::LinearRow>(r, "linear_row");
 }
 
 }  // namespace shardproof

@@ -2,8 +2,8 @@
 // table binds types, the reference's maps, the call that is due each way and our kernel.
 #include "suites/mapping.hpp"
 
-#include "oracle/device.hpp"
 #include "primitives/mapping.hpp"
+#include "suites/ours.hpp"
 
 namespace shardproof {
 namespace {
@@ -266,7 +266,7 @@ void family_mapping(Registry& registry) {
   for (const Row& row : table) {
     registry.add(contract(row));
     registry.add(Subject{"", row.name, row.make, {}});
-    registry.add(Subject{device_subject, row.name, [&row] { return make_device_kernel(row.name); }, {}});
+    add_ours_on_device(registry, row.name);
   }
 }
 

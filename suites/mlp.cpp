@@ -13,6 +13,7 @@
 #include "primitives/mlp.hpp"
 #include "reference/mlp.hpp"
 #include "suites/linear.hpp"
+#include "suites/ours.hpp"
 
 namespace shardproof {
 namespace {
@@ -256,10 +257,7 @@ Contract mlp() {
 
 void family_mlp(Registry& r) {
   r.add(mlp());
-  Subject ours;
-  ours.contract = "mlp";
-  ours.make = [] { return std::make_unique<primitives::Mlp>(); };
-  r.add(std::move(ours));
+  add_ours<primitives::Mlp>(r, "mlp");
 }
 
 }  // namespace shardproof

@@ -5,6 +5,7 @@
 #include "oracle/registry.hpp"
 #include "primitives/norm_sequence.hpp"
 #include "reference/norm.hpp"
+#include "suites/ours.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -200,10 +201,7 @@ std::vector<Traffic> coalesced(const Case& c, const std::vector<Axis>& axes, int
 
 void family_norm(Registry& r) {
   r.add(norm_sequence());
-  Subject ours;
-  ours.contract = "norm_sequence";
-  ours.make = [] { return std::make_unique<primitives::NormSequence>(); };
-  r.add(std::move(ours));
+  add_ours<primitives::NormSequence>(r, "norm_sequence");
 }
 
 }  // namespace shardproof

@@ -10,6 +10,7 @@
 #include "reference/norm.hpp"
 #include "reference/replicated.hpp"
 #include "suites/replicated.hpp"
+#include "suites/ours.hpp"
 
 namespace shardproof {
 namespace {
@@ -801,12 +802,11 @@ Contract replicated_step() {
 
 template <class Kernel_>
 void add(Registry& r, Contract c, bool backward = true) {
-  Subject s;
-  s.contract = c.name;
-  s.make = [] { return std::make_unique<Kernel_>(); };
-  s.declared.backward = backward;
+  Declared declared;
+  declared.backward = backward;
+  const std::string name = c.name;
   r.add(std::move(c));
-  r.add(std::move(s));
+  add_ours<Kernel_>(r, name, declared);
 }
 
 }  // namespace

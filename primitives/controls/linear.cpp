@@ -4,10 +4,10 @@
 #include <map>
 
 #include "oracle/registry.hpp"
+#include "primitives/controls/table.hpp"
 #include "primitives/gemm.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/mlp.hpp"
-#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -36,7 +36,7 @@ struct InputGradientReducedTwice final : ColumnParallel {
   void reduce_input_gradient(Parallel& p, const View& partial, const View& dx) override {
     ColumnParallel::reduce_input_gradient(p, partial, dx);
     const View once = p.workspace(dx.dtype, dx.shape);
-    copy(dx, once);
+    convert(dx, once);
     p.tp.all_reduce(once, dx);
   }
 };
@@ -94,7 +94,7 @@ struct SkippedBiasAdded final : LinearColumn {
     auto saved = LinearColumn::forward(rank, inputs, outputs);
     Parallel p(rank);
     const View without = p.workspace(outputs[0].dtype, outputs[0].shape);
-    copy(outputs[0], without);
+    convert(outputs[0], without);
     add_row(without, inputs[2], outputs[0], p.accumulate);
     return saved;
   }
@@ -304,8 +304,6 @@ const Row rows[] = {
 
 }  // namespace
 
-void controls_linear(Registry& registry) {
-  controls::add(registry, rows);
-}
+void controls_linear(Registry& registry) { controls::add(registry, rows); }
 
 }  // namespace shardproof

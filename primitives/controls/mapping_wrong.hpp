@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "primitives/mapping_maps.hpp"
+#include "primitives/work.hpp"
 
 namespace shardproof::mapping {
 
@@ -45,7 +46,7 @@ inline void over_p(Rank& rank, const View& in, const View& out) {
   multiply(out, 1.0 / group(rank).size());
 }
 
-inline void zero(Rank&, const View&, const View& out) { set_zero(out); }
+inline void zero(Rank&, const View&, const View& out) { primitives::set_zero(out); }
 
 // A contiguous copy is reduced, then the argument itself is returned.
 inline void all_reduce_on_temporary(Rank& rank, const View& in, const View& out) {

@@ -1,9 +1,8 @@
 // Broken twins of the norm. Each replaces one step; the comment above a twin names the mistake.
-#include <algorithm>
 
 #include "oracle/registry.hpp"
-#include "primitives/norm_sequence.hpp"
 #include "primitives/controls/table.hpp"
+#include "primitives/norm_sequence.hpp"
 
 namespace shardproof {
 namespace {
@@ -68,10 +67,8 @@ struct FirstSummedTwice final : NormSequence {
 // Every rank sums over all tokens in an order of its own, as atomics do.
 struct OwnOrder final : Norm {
   using Norm::Norm;
-  std::vector<int64_t> row_order(Parallel& p, int64_t rows) const override {
-    std::vector<int64_t> order = Norm::row_order(p, rows);
-    std::rotate(order.begin(), order.begin() + p.tp.rank() * rows / p.tp.size(), order.end());
-    return order;
+  int64_t first_row(Parallel& p, int64_t rows) const override {
+    return p.tp.rank() * rows / p.tp.size();
   }
 };
 struct EachInItsOwnOrder final : NormSequence {
@@ -88,30 +85,30 @@ std::unique_ptr<Kernel> twin() {
 using controls::Row;
 
 const Row rows[] = {
-    {"norm_sequence", "norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
-     "NVIDIA/Megatron-LM 20b7a54, deepspeedai/Megatron-DeepSpeed 448", "tp=4 sp=on",
+    {"norm_sequence", "norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient",
+     "forward", "NVIDIA/Megatron-LM 20b7a54, deepspeedai/Megatron-DeepSpeed 448", "tp=4 sp=on",
      "sp=on, p >= 2, tokens that differ"},
-    {"norm_sequence", "norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
-     "EleutherAI/gpt-neox 1259", "tp=4 sp=on", "sp=on, p >= 2; ratio 1/p"},
-    {"norm_sequence", "redundant_gradient_summed", twin<WholeGradientSummed>, "gradient", "forward,replica",
-     "NVIDIA/Megatron-LM 2632", "tp=4", "sp=off, p >= 2; ratio p"},
+    {"norm_sequence", "norm_gradient_averaged", twin<GradientAveraged>, "gradient",
+     "forward,replica", "EleutherAI/gpt-neox 1259", "tp=4 sp=on", "sp=on, p >= 2; ratio 1/p"},
+    {"norm_sequence", "redundant_gradient_summed", twin<WholeGradientSummed>, "gradient",
+     "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=4", "sp=off, p >= 2; ratio p"},
     {"norm_sequence", "norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient", "forward",
      "a replicated parameter reduced over the data-parallel axis alone",
      "tp=2 dp=2 sp=on reduce=tp", "tp=2 dp=2 sp=on"},
-    {"norm_sequence", "norm_gradient_not_summed_over_cp", twin<NotSummedOverCp>, "replica,gradient", "forward",
-     "Megatron CP groups", "tp=2 cp=2 sp=on", "cp >= 2"},
+    {"norm_sequence", "norm_gradient_not_summed_over_cp", twin<NotSummedOverCp>, "replica,gradient",
+     "forward", "Megatron CP groups", "tp=2 cp=2 sp=on", "cp >= 2"},
     {"norm_sequence", "norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
      "a list of parameters kept by hand", "tp=4 sp=on", "sp=on, two parameters"},
-    {"norm_sequence", "norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
-     "a parameter in two lists of the finalisation", "tp=4 sp=on", "sp=on, p >= 2; ratio p"},
-    {"norm_sequence", "nondeterministic_replica", twin<EachInItsOwnOrder>, "replica", "forward,ledger",
-     "pytorch/pytorch 160169", "tp=4", "fill=normal, sp=off: every rank computes the gradient"},
+    {"norm_sequence", "norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient",
+     "forward,replica", "a parameter in two lists of the finalisation", "tp=4 sp=on",
+     "sp=on, p >= 2; ratio p"},
+    {"norm_sequence", "nondeterministic_replica", twin<EachInItsOwnOrder>, "replica",
+     "forward,ledger", "pytorch/pytorch 160169", "tp=4",
+     "fill=normal, sp=off: every rank computes the gradient"},
 };
 
 }  // namespace
 
-void controls_norm(Registry& registry) {
-  controls::add(registry, rows);
-}
+void controls_norm(Registry& registry) { controls::add(registry, rows); }
 
 }  // namespace shardproof

@@ -1,28 +1,81 @@
-// The kernels that a module of devices offers, by contract.
+// What a module of devices offers, by contract: the primitives themselves, linked with the module's
+// executor, their work on the stream of the rank.
 #pragma once
 #include <array>
 
 #include "oracle/device.hpp"
-#include "primitives/cuda/mapping_cuda.hpp"
+#include "primitives/block.hpp"
+#include "primitives/linear.hpp"
+#include "primitives/mapping.hpp"
+#include "primitives/mlp.hpp"
+#include "primitives/norm_sequence.hpp"
+#include "primitives/replicated_layers.hpp"
 
 namespace shardproof::cuda {
 
+// A kernel whose work goes to the stream of its rank.
+class OnRanksStream final : public Kernel {
+ public:
+  explicit OnRanksStream(std::unique_ptr<Kernel> kernel) : kernel_(std::move(kernel)) {}
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    const primitives::OnStream scope(rank.stream());
+    return kernel_->forward(rank, inputs, outputs);
+  }
+  void backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    const primitives::OnStream scope(rank.stream());
+    kernel_->backward(rank, saved, cotangents, gradients);
+  }
+  void finish(Rank& rank, Saved& saved, std::span<const View> gradients) override {
+    const primitives::OnStream scope(rank.stream());
+    kernel_->finish(rank, saved, gradients);
+  }
+  bool init(Rank& rank, std::span<const View> parameters) override {
+    const primitives::OnStream scope(rank.stream());
+    return kernel_->init(rank, parameters);
+  }
+
+ private:
+  std::unique_ptr<Kernel> kernel_;
+};
+
+template <auto make>
+std::unique_ptr<Kernel> made() {
+  return std::make_unique<OnRanksStream>(make());
+}
+template <class Primitive>
+std::unique_ptr<Kernel> ours() {
+  return std::make_unique<OnRanksStream>(std::make_unique<Primitive>());
+}
+
 inline constexpr std::array device_kernels = {
-    DeviceKernel{"mapping_copy", mapping_copy},
-    DeviceKernel{"mapping_reduce", mapping_reduce},
-    DeviceKernel{"mapping_scaled_reduce", mapping_scaled_reduce},
-    DeviceKernel{"mapping_all_reduce", mapping_all_reduce},
-    DeviceKernel{"mapping_scatter", mapping_scatter},
-    DeviceKernel{"mapping_gather", mapping_gather},
-    DeviceKernel{"mapping_all_gather", mapping_all_gather},
-    DeviceKernel{"mapping_reduce_scatter", mapping_reduce_scatter},
-    DeviceKernel{"mapping_all_to_all", mapping_all_to_all},
-    DeviceKernel{"mapping_slice", mapping_slice},
-    DeviceKernel{"mapping_pad", mapping_pad},
-    DeviceKernel{"mapping_replicate_to_invariant", mapping_replicate_to_invariant},
-    DeviceKernel{"mapping_invariant_to_partial", mapping_invariant_to_partial},
-    DeviceKernel{"mapping_replicate_to_partial", mapping_replicate_to_partial},
-    DeviceKernel{"mapping_reinterpret", mapping_reinterpret},
+    DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
+    DeviceKernel{"linear_row", ours<primitives::LinearRow>},
+    DeviceKernel{"mlp", ours<primitives::Mlp>},
+    DeviceKernel{"norm_sequence", ours<primitives::NormSequence>},
+    DeviceKernel{"block", ours<primitives::Block>},
+    DeviceKernel{"replicated_gradients", ours<primitives::ReplicatedGradients>},
+    DeviceKernel{"replicated_router", ours<primitives::ReplicatedRouter>},
+    DeviceKernel{"replicated_qk_norm", ours<primitives::ReplicatedQkNorm>},
+    DeviceKernel{"replicated_qkv", ours<primitives::ReplicatedQkv>},
+    DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
+    DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
+    DeviceKernel{"mapping_copy", made<mapping_copy>},
+    DeviceKernel{"mapping_reduce", made<mapping_reduce>},
+    DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},
+    DeviceKernel{"mapping_all_reduce", made<mapping_all_reduce>},
+    DeviceKernel{"mapping_scatter", made<mapping_scatter>},
+    DeviceKernel{"mapping_gather", made<mapping_gather>},
+    DeviceKernel{"mapping_all_gather", made<mapping_all_gather>},
+    DeviceKernel{"mapping_reduce_scatter", made<mapping_reduce_scatter>},
+    DeviceKernel{"mapping_all_to_all", made<mapping_all_to_all>},
+    DeviceKernel{"mapping_slice", made<mapping_slice>},
+    DeviceKernel{"mapping_pad", made<mapping_pad>},
+    DeviceKernel{"mapping_replicate_to_invariant", made<mapping_replicate_to_invariant>},
+    DeviceKernel{"mapping_invariant_to_partial", made<mapping_invariant_to_partial>},
+    DeviceKernel{"mapping_replicate_to_partial", made<mapping_replicate_to_partial>},
+    DeviceKernel{"mapping_reinterpret", made<mapping_reinterpret>},
 };
 
 }  // namespace shardproof::cuda

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "primitives/cuda/device_kernels.hpp"
-#include "primitives/cuda/kernels.hpp"
+#include "suites/self/device_double/device.hpp"
 
 namespace shardproof {
 namespace {
@@ -210,45 +210,19 @@ constexpr NcclApi nccl = {
 
 }  // namespace
 
-// ---- The kernels of kernels.hpp, one element after another
+// ---- For the executor
 
-namespace cuda {
-namespace {
-
-std::byte* element(const Strided& t, int64_t number) {
-  int64_t offset = 0;
-  for (int d = t.dims - 1; d >= 0; --d) {
-    offset += number % t.shape[d] * t.strides[d];
-    number /= t.shape[d];
-  }
-  return reach(static_cast<std::byte*>(t.data) + offset * t.element_bytes, size_t(t.element_bytes));
+namespace device_double {
+int enqueue(void* stream, std::function<void()> work) {
+  return shardproof::enqueue(stream, std::move(work));
 }
-DType dtype(Number n) {
-  constexpr DType types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
-  return types[int(n)];
+std::byte* reach(const void* device, size_t bytes) { return shardproof::reach(device, bytes); }
+int allocate(void** memory, size_t bytes) { return shardproof::allocate(memory, bytes); }
+int release(void* memory) { return shardproof::release(memory); }
+int fill(void* to, int byte, size_t bytes, void* stream) {
+  return shardproof::fill(to, byte, bytes, stream);
 }
-
-}  // namespace
-
-int copy(const Strided& from, const Strided& to, void* stream) {
-  return enqueue(stream, [=] {
-    for (int64_t i = 0; i < to.elements; ++i)
-      std::memcpy(element(to, i), element(from, i), size_t(to.element_bytes));
-  });
-}
-int set_zero(const Strided& t, void* stream) {
-  return enqueue(stream, [=] {
-    for (int64_t i = 0; i < t.elements; ++i) std::memset(element(t, i), 0, size_t(t.element_bytes));
-  });
-}
-int scale(const Strided& t, Number n, double factor, void* stream) {
-  return enqueue(stream, [=] {
-    for (int64_t i = 0; i < t.elements; ++i)
-      store(element(t, i), dtype(n), factor * load(element(t, i), dtype(n)));
-  });
-}
-
-}  // namespace cuda
+}  // namespace device_double
 
 // ---- mapping_copy with a mistake, forward and backward the identity
 
@@ -288,7 +262,7 @@ class Wrong final : public Kernel {
 std::unique_ptr<Kernel> copy_or_wrong() {
   if (const char* how = std::getenv("SHARDPROOF_DOUBLE_KERNEL"))
     return std::make_unique<Wrong>(how);
-  return cuda::mapping_copy();
+  return cuda::made<mapping_copy>();
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+// The bodies that an executor has to run, by group: a group is one file of kernels on a device.
+#pragma once
+#include "primitives/clip.hpp"
+#include "primitives/gate.hpp"
+#include "primitives/norm_rows.hpp"
+#include "primitives/pointwise.hpp"
+
+#define SHARDPROOF_POINTWISE_BODIES(each)                                       \
+  each(Convert) each(Zero) each(Scale) each(Combine) each(AddRow) each(Dropout) \
+      each(InitialValues) each(ColumnSums)
+#define SHARDPROOF_GATE_BODIES(each)                                                          \
+  each(Activated) each(ActivatedSquares) each(InverseRoot) each(AlongValue) each(GammaOfGate) \
+      each(ActivatedBackward)
+#define SHARDPROOF_NORM_BODIES(each) each(NormForward) each(NormBackward) each(NormParameter)
+#define SHARDPROOF_CLIP_BODIES(each) each(SumOfSquares) each(SquareRoot) each(Clipped)
+
+#define SHARDPROOF_BODIES(each)     \
+  SHARDPROOF_POINTWISE_BODIES(each) \
+  SHARDPROOF_GATE_BODIES(each)      \
+  SHARDPROOF_NORM_BODIES(each)      \
+  SHARDPROOF_CLIP_BODIES(each)

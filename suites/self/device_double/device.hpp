@@ -1,0 +1,17 @@
+// What the parts of the double share.
+#pragma once
+#include <cstddef>
+#include <functional>
+
+namespace shardproof::device_double {
+
+// Puts work behind what a stream has to do; it is done when the host waits.
+int enqueue(void* stream, std::function<void()> work);
+// The shadow of device memory, where all of it lies in one allocation. Elsewhere the address
+// itself, which nobody may touch. For work that is being done.
+std::byte* reach(const void* device, size_t bytes);
+int allocate(void** memory, size_t bytes);
+int release(void* memory);
+int fill(void* to, int byte, size_t bytes, void* stream);
+
+}  // namespace shardproof::device_double

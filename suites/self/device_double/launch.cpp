@@ -1,0 +1,89 @@
+// The executor of the double: the bodies that the device's kernels run, one element after another,
+// in order of the stream and not before the host waits. A tensor is reached through its allocation:
+// what lies outside of it is a SIGSEGV.
+#include "primitives/launch.hpp"
+
+#include <vector>
+
+#include "primitives/bodies.hpp"
+#include "primitives/cuda/blas.hpp"
+#include "primitives/serial.hpp"
+#include "suites/self/device_double/device.hpp"
+
+namespace shardproof::primitives {
+
+using device_double::enqueue;
+using device_double::reach;
+
+namespace executor {
+namespace {
+
+void reach_tensor(Tensor& t) {
+  if (!t.there() || t.elements == 0) return;
+  int64_t last = 0;
+  for (int d = 0; d < t.dims; ++d) last += (t.shape[d] - 1) * t.strides[d];
+  t.data = reach(t.data, size_t((last + 1) * bytes_of(t.number)));
+}
+
+}  // namespace
+
+template <class Body>
+int launch(const Body& body, void* stream) {
+  return enqueue(stream, [here = body]() mutable {
+    here.each_tensor(reach_tensor);
+    run(here);
+  });
+}
+
+#define SHARDPROOF_QUEUED(Body) template int launch<Body>(const Body&, void*);
+SHARDPROOF_BODIES(SHARDPROOF_QUEUED)
+#undef SHARDPROOF_QUEUED
+
+bool on_device() { return true; }
+
+int allocate(void** memory, size_t bytes, void* stream) {
+  const int code = device_double::allocate(memory, bytes);
+  return code ? code : device_double::fill(*memory, 0xFF, bytes, stream);
+}
+int release(void* memory, void*) { return device_double::release(memory); }
+
+int upload(void* to, const void* from, size_t bytes, void* stream) {
+  const auto* first = static_cast<const std::byte*>(from);
+  return enqueue(stream, [to, copy = std::vector<std::byte>(first, first + bytes)] {
+    std::memcpy(reach(to, copy.size()), copy.data(), copy.size());
+  });
+}
+
+}  // namespace executor
+
+namespace cuda {
+namespace {
+
+Tensor reached(const BareGemm::Matrix& m, Number n, int64_t rows, int64_t columns) {
+  if (m.turned) std::swap(rows, columns);
+  Tensor t{m.data, n, 2, {rows, columns}, {m.ld, 1}, rows * columns};
+  executor::reach_tensor(t);
+  if (m.turned) std::swap(t.shape[0], t.shape[1]), std::swap(t.strides[0], t.strides[1]);
+  return t;
+}
+
+template <class A>
+void multiply(const BareGemm& g) {
+  const Tensor a = reached(g.a, g.in, g.m, g.k), b = reached(g.b, g.in, g.k, g.n),
+               c = reached(g.c, g.out, g.m, g.n);
+  for (int64_t i = 0; i < g.m; ++i)
+    for (int64_t j = 0; j < g.n; ++j) {
+      A sum = 0;
+      for (int64_t l = 0; l < g.k; ++l) sum += a.load<A>(i * g.k + l) * b.load<A>(l * g.n + j);
+      c.store(i * g.n + j, g.add ? A(sum + c.load<A>(i * g.n + j)) : sum);
+    }
+}
+
+}  // namespace
+
+int bare_gemm(const BareGemm& g, void* stream) {
+  return enqueue(stream, [g] { g.in == Number::f64 ? multiply<double>(g) : multiply<float>(g); });
+}
+
+}  // namespace cuda
+}  // namespace shardproof::primitives
