@@ -32,6 +32,8 @@
 #include "oracle/prepared/judge.hpp"
 #include "oracle/prepared/prepare.hpp"
 #include "oracle/report.hpp"
+#include "oracle/report_diff.hpp"
+#include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
 #include "oracle/shrink.hpp"
 #include "oracle/worker.hpp"
@@ -87,7 +89,9 @@ struct OptionName {
 };
 
 const OptionName checks_option = {"--check", "NAME", "only these checks", true};
-const OptionName report_option = {"--report", "DIR", "write report.json, junit.xml, summary.md"};
+const OptionName report_option = {"--report", "DIR", "write report.json, junit.xml, summary.md, index.html"};
+const OptionName dump_option = {"--dump", "DIR",
+                                "write the tensors of cases that do not pass (safetensors)"};
 const OptionName canonical_option = {"--canonical", "", "print lines with every key"};
 const OptionName in_process_option = {"--in-process", "",
                                       "threads: in this process, for a debugger"};
@@ -112,6 +116,8 @@ const std::vector<OptionName>& gate_options() {
       checks_option,
       {"--require", "LANE", "exit 3 unless this lane is proven", true},
       report_option,
+      dump_option,
+      {"--github", "", "the ten worst findings as annotations of a GitHub workflow"},
       {"--failed", "DIR", "only what did not pass in the report there"},
       {"--fail-fast", "", "stop at the first case that does not pass"},
       {"--dry-run", "", "print what is due; run nothing"},
@@ -129,8 +135,8 @@ const std::vector<OptionName>& gate_options() {
 
 const std::vector<OptionName>& run_options() {
   static const std::vector<OptionName> options = {
-      checks_option, report_option, canonical_option, in_process_option,
-      scale_option,  seed_option,   mpiexec_option};
+      checks_option,     report_option, dump_option, canonical_option,
+      in_process_option, scale_option,  seed_option, mpiexec_option};
   return options;
 }
 
@@ -152,6 +158,7 @@ const std::vector<OptionName>& drift_options() {
       {"--steps", "N", "training steps (100)"},
       {"--optimizer", "NAME", "sgd (default) or adam"},
       {"--json", "FILE", "write what was found as an object"},
+      {"--report", "DIR", "write index.html, with the distance by step"},
       {"--log", "FILE", "write a digest log of the run"},
       {"--logs", "A [B]", "in place of a line: digest logs of one run, or of two"},
       in_process_option,
@@ -175,6 +182,12 @@ const std::vector<OptionName>& judge_options() {
   return options;
 }
 
+const std::vector<OptionName>& diff_options() {
+  static const std::vector<OptionName> options = {
+      {"--markdown", "", "tables for a pull request in place of text"}};
+  return options;
+}
+
 struct CommandName {
   const char *name, *words, *help;
   const std::vector<OptionName>& options;
@@ -192,6 +205,7 @@ const std::vector<CommandName>& commands() {
       {"prepare", "LINE DIR", "write what a foreign program must be fed", prepare_options()},
       {"judge", "DIR", "judge what a foreign program left in a prepared folder", judge_options()},
       {"drift", "LINE", "train it, and name the first step that goes wrong", drift_options()},
+      {"diff", "OLD NEW", "what changed from one report to another", diff_options()},
   };
   return all;
 }
@@ -406,6 +420,7 @@ Options options_of(const Words& words, int argc, char** argv) {
   o.checks = several(words, "--check");
   o.require = several(words, "--require");
   o.report = text_of(words, "--report");
+  o.dump = text_of(words, "--dump");
   o.failed = text_of(words, "--failed");
   o.fail_fast = words.flags.contains("--fail-fast");
   o.dry_run = words.flags.contains("--dry-run");
@@ -435,10 +450,14 @@ std::string ended_with_newline(std::string text) {
   return text;
 }
 
-// The report is written whatever the verdict is; one that cannot be leaves no judgement.
+// What is asked for is written whatever the verdict is; what cannot be leaves no judgement.
 int concluded(Report report, const Options& options) {
   if (interrupted()) report.complete = false;
   int code = interrupted() ? int(exit_interrupted) : exit_code(report);
+  if (!report.dump_error.empty()) {
+    complain(fmt::format("--dump: {}", report.dump_error));
+    if (code != exit_interrupted) code = exit_no_judgement;
+  }
   if (options.report.empty()) return code;
   try {
     write_report(report, options.report);
@@ -505,12 +524,17 @@ int gate_of(const Words& words, Options options, const Registry& registry) {
     plan_gate(options, registry);  // what it refuses leaves no folder behind
     check_report_folder(options.report);
   }
+  if (!options.dump.empty()) {
+    plan_gate(options, registry);
+    check_report_folder(options.dump, "--dump");
+  }
   catch_interrupts();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
   Report report = run_gate(options, registry, *progress);
   progress.reset();
   if (interrupted()) report.complete = false;
   say(coloured(ended_with_newline(closing(report))));
+  if (words.flags.contains("--github")) say(github_annotations(report, options.report));
   const std::string skips = reason_of_skips(report);
   const int code = concluded(std::move(report), options);
   if (skip_code == 0 || skips.empty() || code != exit_no_judgement) return code;
@@ -571,6 +595,7 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
   if (options.seed) line.set("seed", std::to_string(*options.seed));
   check_runnable(line, options, registry);
   if (!options.report.empty()) check_report_folder(options.report);
+  if (!options.dump.empty()) check_report_folder(options.dump, "--dump");
   if (options.canonical) say(print_canonical(line) + "\n");
   catch_interrupts();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
@@ -581,6 +606,7 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
       say(coloured(ended_with_newline(passed_line(c))));
       for (const std::string& note : c.state) say(note + "\n");
     }
+  if (!report.dumped.empty()) say(telling::row("dumped", report.dumped));
   for (const std::string& reason : no_judgement(report))
     say(coloured(fmt::format("NO JUDGEMENT {}\n", reason)));
   return concluded(std::move(report), options);
@@ -733,12 +759,28 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
     throw BadInput(fmt::format("key 'control': expected a step of the run, 0 to {}, met {}@{}, which would never act; use more --steps",
                                o.steps - 1, line.control, line.from));
   if (common.seed) line.line.set("seed", std::to_string(*common.seed));
+  if (!common.report.empty()) check_report_folder(common.report);
   catch_interrupts();
   const DriftReport report = run_drift(line, o, common, registry);
   say(coloured(drift_text(report, line, o, common.program)));
   write_json(words, drift_json(report, line, o, common.program));
+  if (!common.report.empty())
+    write_whole(common.report, "index.html", drift_html(report, line, o, common.program, common.command));
   if (interrupted()) return exit_interrupted;
   return report.drifted() ? exit_failed : exit_passed;
+}
+
+// ---- diff
+
+int diff(const Words& words) {
+  if (words.plain.size() != 2)
+    throw BadInput(fmt::format("diff: expected two reports, OLD and NEW (folders or report.json files), met {}{}",
+                               words.plain.size(),
+                               words.plain.empty() ? "" : fmt::format(" ({})", fmt::join(words.plain, " "))));
+  const ReportDiff changes =
+      diff_reports(read_report(words.plain[0], "OLD"), read_report(words.plain[1], "NEW"));
+  say(words.flags.contains("--markdown") ? diff_markdown(changes) : coloured(diff_text(changes)));
+  return changes.lost.empty() ? exit_passed : exit_failed;
 }
 
 int obey(int argc, char** argv, const Registry& registry) {
@@ -759,6 +801,7 @@ int obey(int argc, char** argv, const Registry& registry) {
   if (name == "explain") return explain(words, registry);
   if (name == "prepare") return prepare(words, registry, argc, argv);
   if (name == "judge") return judge(words, registry, argc, argv);
+  if (name == "diff") return diff(words);
   if (name == "drift") return drift_command(words, registry, argc, argv);
   return shrink(words, registry, argc, argv);
 }

@@ -78,5 +78,8 @@ std::string drift_text(const DriftReport&, const DriftLine&, const DriftOptions&
                        const std::string& program);
 std::string drift_json(const DriftReport&, const DriftLine&, const DriftOptions&,
                        const std::string& program);
+// index.html of a run: the block, and the distance by step.
+std::string drift_html(const DriftReport&, const DriftLine&, const DriftOptions&,
+                       const std::string& program, const std::string& command);
 
 }  // namespace shardproof

@@ -6,6 +6,7 @@
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/drift.hpp"
+#include "oracle/json.hpp"
 
 namespace shardproof {
 namespace {
@@ -88,19 +89,6 @@ std::string command_of(const DriftLine& line, const DriftOptions& o, int64_t ste
   return text;
 }
 
-// JSON by hand: one small object, and the library stays in its one file.
-std::string quoted(const std::string& text) {
-  std::string q = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      q += std::string("\\") + c;
-    else if (static_cast<unsigned char>(c) < 0x20)
-      q += fmt::format("\\u{:04x}", int(c));
-    else
-      q += c;
-  }
-  return q + "\"";
-}
 std::string number(double v) { return std::isfinite(v) ? fmt::format("{}", v) : "null"; }
 std::string known(bool yes, const std::string& value) { return yes ? value : "null"; }
 
@@ -137,25 +125,25 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
   const Finding& f = s ? s->finding : none;
   std::vector<std::string> checks, points;
   for (const Sighting& seen : r.seen)
-    if (std::find(checks.begin(), checks.end(), quoted(seen.check)) == checks.end())
-      checks.push_back(quoted(seen.check));
+    if (std::find(checks.begin(), checks.end(), json_text(seen.check)) == checks.end())
+      checks.push_back(json_text(seen.check));
   for (const auto& [step, distance] : r.distance)
     points.push_back(fmt::format("[{}, {}]", step, number(distance)));
   const int64_t steps = s ? s->step + 1 : std::max<int64_t>(r.ended_at + 1, r.steps);
   std::vector<std::string> members = {
       "\"schema\": 1",
-      "\"line\": " + quoted(r.line),
+      "\"line\": " + json_text(r.line),
       fmt::format("\"steps\": {}", r.steps),
       fmt::format("\"drift\": {}", r.drifted()),
       "\"first_step\": " + known(s || r.ended_at >= 0, std::to_string(s ? s->step : r.ended_at)),
-      "\"phase\": " + known(s, s ? quoted(s->phase) : ""),
-      "\"parameter\": " + known(s, quoted(f.tensor)),
+      "\"phase\": " + known(s, s ? json_text(s->phase) : ""),
+      "\"parameter\": " + known(s, json_text(f.tensor)),
       "\"rank\": " + known(s && f.rank >= 0, std::to_string(f.rank)),
       fmt::format("\"index\": [{}]", fmt::join(f.index, ", ")),
       "\"got\": " + known(f.numeric, number(f.got)),
       "\"want\": " + known(f.numeric, number(f.want)),
       "\"bound\": " + known(f.numeric, number(f.bound)),
-      "\"means\": " + known(s, quoted(f.means)),
+      "\"means\": " + known(s, json_text(f.means)),
       fmt::format("\"seen_by\": [{}]", fmt::join(checks, ", ")),
       fmt::format("\"distance\": [{}]", fmt::join(points, ", ")),
       "\"replicas_apart\": " + number(r.replicas_apart),
@@ -164,8 +152,8 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"first_loss\": " + number(r.first_loss),
       "\"last_loss\": " + number(r.last_loss),
       "\"worst_ratio\": " + number(r.worst_ratio),
-      "\"ended\": " + known(!r.ended.empty(), quoted(r.ended)),
-      "\"replay\": " + quoted(command_of(line, o, steps, program)),
+      "\"ended\": " + known(!r.ended.empty(), json_text(r.ended)),
+      "\"replay\": " + json_text(command_of(line, o, steps, program)),
       "\"seconds\": " + number(r.seconds)};
   return fmt::format("{{\n  {}\n}}\n", fmt::join(members, ",\n  "));
 }

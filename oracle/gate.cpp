@@ -16,6 +16,7 @@
 #include "oracle/comm/faults.hpp"
 #include "oracle/device.hpp"
 #include "oracle/due.hpp"
+#include "oracle/dump.hpp"
 #include "oracle/gate_jobs.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/report.hpp"
@@ -471,7 +472,9 @@ Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank
 
 class Gate {
  public:
-  Gate(const Options& o, const Registry& r, Progress& p) : options_(o), registry_(r), progress_(p), runner_(o, r) {}
+  Gate(const Options& o, const Registry& r, Progress& p) : options_(o), registry_(r), progress_(p), runner_(o, r) {
+    if (!o.dump.empty()) dumps_ = std::make_shared<Dumps>(o.dump);
+  }
 
   Report run(const std::vector<Due>& due) {
     const double begin = now();
@@ -495,6 +498,7 @@ class Gate {
     if (!ends_early()) compare_with_manifest(due);
     report_.wall_seconds = now() - begin;
     report_.complete = !ends_early();
+    if (dumps_) report_.dumped = dumps_->told(), report_.dump_error = dumps_->error();
     return std::move(report_);
   }
 
@@ -544,6 +548,7 @@ class Gate {
       } silent;
       Gate gate(options_, registry_, silent);
       gate.sink_ = &sink;
+      gate.dumps_ = dumps_;
       gate.judge(parts[size_t(part)]);
     };
     run_parts(int(parts.size()), work, keeper);
@@ -598,6 +603,7 @@ class Gate {
       j.result.state.push_back(fmt::format("note       fault={} changed nothing: expected a call at its site whose result it alters, met none; "
                                            "`explain` shows the calls that are due",
                                            fault));
+    if (dumps_ && !d.illegal && !firing(j.result).empty()) dumps_->add(j, runner_.truth(j.evidence), options_.program);
     keep(std::move(j.result));
   }
 
@@ -820,6 +826,7 @@ class Gate {
   Report report_;
   std::map<std::string, Judged> twins_;
   std::list<Case> twin_lines_;
+  std::shared_ptr<Dumps> dumps_;  // --dump; null without
   ResultSink* sink_ = nullptr;  // of a part: results go to the parent
   std::set<std::string> judged_;  // canonical lines of kept cases
   bool stop_ = false;

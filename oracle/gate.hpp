@@ -17,7 +17,7 @@ struct Options {
   std::string tier = "ci";             // smoke | ci | nightly
   std::vector<int> ranks;
   std::vector<std::string> transports, devices, dtypes, subjects, checks, require;
-  std::string report, failed;          // folders
+  std::string report, failed, dump;    // folders
   bool fail_fast = false, dry_run = false, canonical = false, in_process = false, controls = true,
        self = true;                    // the self suite comes first; a single `run` does without
   std::optional<uint64_t> seed;

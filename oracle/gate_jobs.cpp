@@ -30,12 +30,16 @@ void fields(A& a, CheckResult& c) {
 }
 template <class A>
 void fields(A& a, CaseResult& c) {
-  a(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds, c.steady_known, c.steady);
+  a(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds, c.steady_known, c.steady, c.calls, c.bytes);
+}
+template <class A>
+void fields(A& a, Catch& c) {
+  a(c.check, c.ratio, c.margin, c.exact);
 }
 template <class A>
 void fields(A& a, ControlResult& c) {
   a(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.ratio,
-    c.margin, c.exact, c.bound, c.rank, c.where, c.index, c.seconds);
+    c.margin, c.exact, c.bound, c.rank, c.where, c.index, c.seconds, c.catches);
 }
 
 class Writer {

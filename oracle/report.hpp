@@ -1,4 +1,5 @@
-// How a report is told: in the terminal, as report.json, junit.xml and summary.md.
+// How a report is told: in the terminal, as report.json, junit.xml, summary.md and
+// index.html (report_page.hpp).
 #pragma once
 #include <cstdio>
 #include <functional>
@@ -33,13 +34,17 @@ bool wants_colour(bool is_terminal);
 std::string paint(const std::string& text);
 
 // Throws BadInput when the folder cannot be made or written to (to be called before the run).
-void check_report_folder(const std::string& folder);
-// Writes report.json, junit.xml, summary.md, each to a temporary name and then renamed. Throws
+void check_report_folder(const std::string& folder, const std::string& option = "--report");
+// A file of the folder, complete or not there. Throws Infrastructure.
+void write_whole(const std::string& folder, const std::string& name, const std::string& text);
+// Writes report.json, junit.xml, summary.md, index.html, each to a temporary name and then renamed. Throws
 // Infrastructure when it cannot.
 void write_report(const Report&, const std::string& folder);
 std::string report_json(const Report&);
 std::string junit_xml(const Report&);
 std::string summary_markdown(const Report&);
+// Workflow commands of GitHub: the ten worst findings, and where the rest is ("" no report).
+std::string github_annotations(const Report&, const std::string& report_folder);
 // Canonical lines of what did not pass in an earlier report (gate --failed). Throws BadInput.
 std::vector<std::string> failed_lines(const std::string& folder);
 

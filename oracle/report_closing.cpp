@@ -145,6 +145,7 @@ std::string closing(const Report& report) {
   for (const std::string& warning : power_warnings(report)) lines.push_back({"power", warning, ""});
   const Ending end = ending(report);
   lines.push_back({end.word, end.sentence, telling::seconds(report.wall_seconds)});
+  if (!report.dumped.empty()) lines.push_back({"dumped", report.dumped, ""});
   add_next(report, end.word, lines);
   return laid_out(lines);
 }

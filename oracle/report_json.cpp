@@ -13,7 +13,8 @@
 //                                               count checks, one for each check due on each case;
 //                                               controls are broken runs
 //   self not_due
-//   power      one entry for each check of a family: state (seen | exact | LOW | BLIND | no control)
+//   power      one entry for each check of a family: state (seen | exact | LOW | BLIND | no
+//   control)
 //     passed worst_healthy worst_line exact (healthy runs) caught weakest witness ratio margin
 //     escaped (broken ones) cannot_see
 //   cases      one entry for each check on each case:
@@ -21,7 +22,8 @@
 //     ratio (error / bound, worst element) bound exact (the bound was 0) compared wrong
 //     rank (of the worst element) ranks (on which it is wrong) index (global) where tensor got want
 //     pattern message means note findings (how many) state (hung or crashed: a line a rank)
-//     steady (failed again in every rerun; null: not rerun) seconds (of the whole case) replay
+//     steady (failed again in every rerun; null: not rerun) calls bytes (of one forward and
+//     backward, payloads, all ranks together) seconds (of the whole case) replay
 //   controls   one entry for each broken run:
 //     line (canonical, the witness) short control kind (operator; null: a named control) family
 //     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
@@ -42,17 +44,16 @@
 #include "oracle/comm/door.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
+#include "oracle/report_page.hpp"
 #include "oracle/report_parts.hpp"
+#include "oracle/report_read.hpp"
 
 namespace shardproof {
 
 using namespace telling;
-using nlohmann::json;
 using nlohmann::ordered_json;
 
 namespace {
-
-constexpr int schema = 1;
 
 ordered_json number_or_word(double x) {
   if (std::isnan(x)) return "nan";
@@ -62,6 +63,7 @@ ordered_json number_or_word(double x) {
 
 ordered_json number_if(bool known, double x) { return known ? number_or_word(x) : ordered_json(); }
 ordered_json rank_if_known(int rank) { return rank < 0 ? ordered_json() : ordered_json(rank); }
+ordered_json number_if_counted(int64_t n) { return n < 0 ? ordered_json() : ordered_json(n); }
 ordered_json text_if_any(const std::string& text) {
   return text.empty() ? ordered_json() : ordered_json(text);
 }
@@ -104,6 +106,8 @@ ordered_json entry(const CaseResult& c, const CheckResult& check) {
   if (!check.note.empty()) j["note"] = check.note;
   if (check.verdict == Verdict::hung || check.verdict == Verdict::crashed) j["state"] = c.state;
   if (c.steady_known) j["steady"] = c.steady;
+  j["calls"] = number_if_counted(c.calls);
+  j["bytes"] = number_if_counted(c.bytes);
   j["seconds"] = c.seconds;
   j["replay"] = c.replay;
   return j;
@@ -203,7 +207,7 @@ std::string verdict_of(int code) {
 ordered_json head_of(const Report& report) {
   const int code = exit_code(report);
   ordered_json j;
-  j["schema"] = schema;
+  j["schema"] = report_schema;
   j["complete"] = report.complete;
   j["verdict"] = verdict_of(code);
   j["exit_code"] = code;
@@ -260,12 +264,11 @@ std::string report_json(const Report& report) {
   return text + " \"controls\": " + array_of_lines(controls) + "\n}\n";
 }
 
-namespace {
-
 namespace fs = std::filesystem;
 
-// Complete or not there: a reader never meets half a file under the final name.
-void write_whole(const fs::path& path, const std::string& text) {
+// To a temporary name, then renamed: a reader never meets half a file under the final name.
+void write_whole(const std::string& folder, const std::string& name, const std::string& text) {
+  const fs::path path = fs::path(folder) / name;
   fs::path temporary = path;
   temporary += ".part" + std::to_string(getpid());
   std::ofstream out(temporary, std::ios::binary);
@@ -281,9 +284,7 @@ void write_whole(const fs::path& path, const std::string& text) {
                        "; the verdict above holds, run again with another --report folder");
 }
 
-}  // namespace
-
-void check_report_folder(const std::string& folder) {
+void check_report_folder(const std::string& folder, const std::string& option) {
   std::error_code error;
   fs::create_directories(folder, error);
   std::string met = error ? error.message() : "";
@@ -291,63 +292,29 @@ void check_report_folder(const std::string& folder) {
   if (met.empty() && access(folder.c_str(), W_OK | X_OK) != 0)
     met = std::error_code(errno, std::generic_category()).message();
   if (!met.empty())
-    throw BadInput("--report: expected a folder that can be written, met " + folder + " (" + met +
+    throw BadInput(option + ": expected a folder that can be written, met " + folder + " (" + met +
                    "); name another folder");
 }
 
 void write_report(const Report& report, const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  write_whole(fs::path(folder) / "report.json", report_json(report));
-  write_whole(fs::path(folder) / "junit.xml", junit_xml(report));
-  write_whole(fs::path(folder) / "summary.md", summary_markdown(report));
+  write_whole(folder, "report.json", report_json(report));
+  write_whole(folder, "junit.xml", junit_xml(report));
+  write_whole(folder, "summary.md", summary_markdown(report));
+  write_whole(folder, "index.html", index_html(report));
 }
-
-namespace {
-
-json parsed_report(const std::string& folder) {
-  const std::string path = (fs::path(folder) / "report.json").string();
-  std::ifstream in(path, std::ios::binary);
-  if (!in)
-    throw BadInput("--failed: expected " + path +
-                   ", met no such file; give the folder of an earlier "
-                   "`gate --report FOLDER`");
-  json j = json::parse(in, nullptr, false);
-  if (j.is_discarded() || !j.is_object() || !j.contains("schema"))
-    throw BadInput("--failed: expected a report of Shardproof in " + path +
-                   ", met something else; run `gate --report` again");
-  if (j["schema"] != schema)
-    throw BadInput("--failed: expected schema " + std::to_string(schema) + " in " + path +
-                   ", met " + j["schema"].dump() + "; run `gate --report` again with this version");
-  return j;
-}
-
-bool is_weak(const json& control) {
-  const json& margin = control.at("margin");
-  if (control.at("outcome") != "caught" || control.at("exact") == true) return false;
-  return margin == "nan" || (margin.is_number() && margin.get<double>() < least_margin);
-}
-
-}  // namespace
 
 std::vector<std::string> failed_lines(const std::string& folder) {
-  const json report = parsed_report(folder);
+  const EarlierReport report = read_report(folder, "--failed");
   std::vector<std::string> lines;
-  auto add = [&](const json& entry) {
-    const std::string line = entry.at("line");
+  auto add = [&](const std::string& line) {
     if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
   };
-  try {
-    for (const json& entry : report.at("cases"))
-      if (entry.at("verdict") != "passed" && entry.at("verdict") != "skipped") add(entry);
-    for (const json& entry : report.at("controls"))
-      if (entry.at("outcome") == "escaped" || entry.at("outcome") == "wrong_check" ||
-          is_weak(entry))
-        add(entry);
-  } catch (const json::exception& e) {
-    throw BadInput("--failed: expected entries of schema " + std::to_string(schema) + " in " +
-                   folder + "/report.json, met " + e.what() + "; run `gate --report` again");
-  }
+  for (const EarlierCheck& c : report.checks)
+    if (c.verdict != "passed" && c.verdict != "skipped") add(c.line);
+  for (const EarlierControl& c : report.controls)
+    if (c.outcome == "escaped" || c.outcome == "wrong_check" || c.weak()) add(c.line);
   return lines;
 }
 

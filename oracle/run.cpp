@@ -98,6 +98,16 @@ bool died(const RankOutcome& o) {
   return o.end == RankOutcome::signalled || o.end == RankOutcome::exited || o.end == RankOutcome::hung;
 }
 
+// What one forward and backward asked of other ranks: calls, and bytes of their payloads.
+void count_traffic(CaseResult& result, const Evidence& e) {
+  result.calls = result.bytes = 0;
+  for (const RankRecord& r : e.ranks)
+    for (const LedgerEntry& call : r.shots[0].ledger) {
+      ++result.calls;
+      result.bytes += logical_bytes(call);
+    }
+}
+
 // Every check of a case whose world did not survive it gets the same verdict and one line a rank.
 void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const std::vector<RankOutcome>& ranks) {
   const bool hung = std::any_of(ranks.begin(), ranks.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
@@ -274,6 +284,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
       j.evidence.ranks.push_back(std::move(*record));
     }
     j.completed = true;
+    count_traffic(j.result, j.evidence);
     judge(j, checks);
     // What a kernel did to its device may outlive the call that failed: the next case gets other processes.
     if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));

@@ -53,6 +53,8 @@ class Runner {
   Runner(const Options&, const Registry&, RankMain = nullptr);
   // Checks by name, in report order. Throws Infrastructure.
   Judged run(const Case&, const std::vector<std::string>& checks, const std::string& lane);
+  // What one process computes from the first feed of a case.
+  const Truth& truth(const Evidence& e) { return truths_.get(*e.line, e, e.shots[0].feeds[0]); }
   const Registry& registry() const { return registry_; }
   Worlds& worlds() { return worlds_; }
   uint32_t cases_run() const { return number_; }

@@ -48,6 +48,8 @@ struct CaseResult {
   std::vector<std::string> state;        // hung or crashed: a line a rank, ready to print; else notes
   double seconds = 0;
   bool steady_known = false, steady = false;
+  // Of one forward and backward, summed over the ranks; -1: not known (a rank died).
+  int64_t calls = -1, bytes = -1;
 };
 
 // What one expected check saw of a control: its ratio and that ratio over the healthy twin's.
@@ -98,6 +100,7 @@ struct Report {
   SelfResult self;
   std::map<std::string, std::string> versions;                    // "mpi": "MPICH 4.0.2"
   std::vector<std::pair<std::string, std::string>> placement;     // rank -> host[:device]
+  std::string dumped, dump_error;      // what --dump wrote, why it could not; "" nothing
   std::vector<std::string> not_due;    // what subjects declare that they do not do
   double wall_seconds = 0;
 };

@@ -805,10 +805,65 @@ TEST(Summary, StaysBelowTheLengthOfAComment) {
   EXPECT_TRUE(contains(text, "more in report.json"));
 }
 
+// ---- annotations
+// ----------------------------------------------------------------------------------
+
+TEST(Github, AnnotatesTheTenWorstAndPointsToTheRest) {
+  std::vector<CaseResult> cases = {healthy()};
+  for (int i = 1; i <= 10; i++) {
+    CaseResult c = bias_summed_twice();
+    c.line = "linear_row tp=" + std::to_string(i);
+    c.checks[1].findings[0].ratio = c.checks[1].ratio = i;
+    cases.push_back(c);
+  }
+  cases.push_back(with(Verdict::crashed));
+  const std::string text = github_annotations(report_of(cases), "out");
+  std::istringstream in(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 11u) << text;
+  EXPECT_TRUE(lines[0].starts_with("::error title=linear_row%3A forward crashed::CRASHED    "))
+      << lines[0];
+  EXPECT_TRUE(lines[1].starts_with(
+      "::error title=linear_row%3A gradient failed::FAILED     linear_row tp=10 "))
+      << lines[1];
+  EXPECT_TRUE(contains(lines[1], "%0Aat         b[0], every rank   got 12   want 3"));
+  EXPECT_TRUE(contains(lines[9], "linear_row tp=2 ")) << lines[9];  // tp=1 is the eleventh
+  EXPECT_EQ(lines[10],
+            "::error title=Shardproof::1 more finding; out/summary.md and out/index.html show all "
+            "of them");
+  EXPECT_EQ(github_annotations(report_of({healthy()}), ""), "");
+}
+
+TEST(Github, AnUnfitJudgeComesFirst) {
+  const std::string text =
+      github_annotations(report_of({with(Verdict::crashed)}, {with(ControlResult::escaped)}), "");
+  EXPECT_TRUE(text.starts_with("::error title=no judgement::1 control escaped")) << text;
+  EXPECT_TRUE(
+      contains(text, "\n::error title=linear_row%3A control bias_before_reduce escaped::ESCAPED "));
+  EXPECT_EQ(occurrences(text, "\n"), 3u);
+}
+
+// A text of a subject stays inside of its annotation.
+TEST(Github, EscapesWhatWouldEndAnAnnotation) {
+  CaseResult c = bias_summed_twice();
+  c.contract = "a,b:c%d\r\n::warning::x";
+  c.checks[1].findings[0].numeric = false;
+  c.checks[1].findings[0].message = "100%\r\n::error::forged";
+  const std::string text = github_annotations(report_of({c}), "");
+  EXPECT_TRUE(
+      text.starts_with("::error title=a%2Cb%3Ac%25d?%0A%3A%3Awarning%3A%3Ax%3A gradient failed::"))
+      << text;
+  EXPECT_TRUE(contains(text, "100%25?%0A           ::error::forged   7 of 7")) << text;
+  EXPECT_EQ(occurrences(text, "\n"), 1u);
+  c.checks[1].findings[0].message = std::string(100000, 'm');
+  EXPECT_LT(github_annotations(report_of({c}), "").size(), 4096u);
+}
+
 // ---- files
 // ----------------------------------------------------------------------------------------
 
-TEST(ReportFolder, HoldsTheThreeFilesAndNothingElse) {
+TEST(ReportFolder, HoldsTheFourFilesAndNothingElse) {
   Folder folder;
   const Report r = report_of({healthy(), bias_summed_twice()});
   check_report_folder(folder / "new/deeper");
@@ -817,7 +872,7 @@ TEST(ReportFolder, HoldsTheThreeFilesAndNothingElse) {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder / "new/deeper"))
     names.insert(entry.path().filename().string());
-  EXPECT_EQ(names, (std::set<std::string>{"report.json", "junit.xml", "summary.md"}));
+  EXPECT_EQ(names, (std::set<std::string>{"report.json", "junit.xml", "summary.md", "index.html"}));
   EXPECT_EQ(read(folder / "new/deeper/report.json"), report_json(r));
   EXPECT_EQ(read(folder / "new/deeper/junit.xml"), junit_xml(r));
 }

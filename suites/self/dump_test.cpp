@@ -1,0 +1,183 @@
+// The tensors of a failing case, read back: what was fed, what came out and what is true fit
+// together as the contract says, global and per rank.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "oracle/dump.hpp"
+#include "oracle/gate.hpp"
+#include "oracle/registry.hpp"
+#include "oracle/tensors/safetensors.hpp"
+
+namespace shardproof {
+namespace {
+
+namespace fs = std::filesystem;
+using tensors::SafetensorsFile;
+
+struct Silent final : Progress {
+  void begin(int64_t, int64_t) override {}
+  void done(const CaseResult&) override {}
+  void done(const ControlResult&) override {}
+  void tick() override {}
+};
+
+const Registry& registry() {
+  static const Registry r = all_families();
+  return r;
+}
+
+class Dump : public testing::Test {
+ protected:
+  Dump() {
+    std::string name = fs::temp_directory_path() / "dump_test_XXXXXX";
+    folder_ = mkdtemp(name.data());
+    options_.dump = folder_;
+    options_.program = "shardproof";
+  }
+  ~Dump() override { fs::remove_all(folder_); }
+
+  Report run(const std::string& line) {
+    Silent silent;
+    return run_line(parse(line, registry()), options_, registry(), silent);
+  }
+  std::vector<fs::path> folders() const {
+    std::vector<fs::path> all;
+    for (const auto& entry : fs::directory_iterator(folder_)) all.push_back(entry.path());
+    return all;
+  }
+  std::string file(const std::string& name) const { return folders().at(0) / name; }
+
+  fs::path folder_;
+  Options options_;
+};
+
+std::vector<double> values(const SafetensorsFile& f, const std::string& name) {
+  const tensors::FileTensor* t = f->find(name);
+  if (!t) throw std::out_of_range(name);
+  std::vector<double> list;
+  for (size_t at = 0; at < t->bytes.size(); at += size_of(*t->dtype))
+    list.push_back(load(t->bytes.data() + at, *t->dtype));
+  return list;
+}
+std::vector<double> times(double factor, std::vector<double> list) {
+  for (double& v : list) v *= factor;
+  return list;
+}
+// Columns [from, to) of a row-major matrix.
+std::vector<double> columns(const std::vector<double>& whole, size_t width, size_t from,
+                            size_t to) {
+  std::vector<double> part;
+  for (size_t row = 0; row < whole.size() / width; row++)
+    part.insert(part.end(), whole.begin() + std::ptrdiff_t(row * width + from),
+                whole.begin() + std::ptrdiff_t(row * width + to));
+  return part;
+}
+
+// The row linear cuts x [tokens, in] along `in`; its twin sums the bias gradient p times.
+TEST_F(Dump, HoldsWhatWasFedWhatCameOutAndWhatIsTrue) {
+  const Report report =
+      run("linear_row tp=2 tokens=4 in=6 out=3 control=row_bias_gradient_times_p sp=on");
+  ASSERT_EQ(folders().size(), 1u);
+  EXPECT_EQ(report.dumped, "1 of 1 case that did not pass, in " + folder_.string());
+  const SafetensorsFile global(file("global.safetensors"));
+  EXPECT_EQ(global->metadata().at("line"), report.cases[0].canonical);
+  EXPECT_EQ(global->find("x")->shape, (std::vector<int64_t>{4, 6}));
+  EXPECT_EQ(values(global, "got.y"), values(global, "want.y"));
+  EXPECT_EQ(values(global, "got.grad.b"), times(2, values(global, "want.grad.b")));
+  // y = x W^T + b from what was fed, so `want` is the truth and not what came out.
+  const auto x = values(global, "x"), w = values(global, "w"), b = values(global, "b"),
+             y = values(global, "want.y");
+  for (size_t i = 0; i < 4; i++)
+    for (size_t j = 0; j < 3; j++) {
+      double sum = b[j];
+      for (size_t k = 0; k < 6; k++) sum += x[i * 6 + k] * w[j * 6 + k];
+      EXPECT_EQ(y[i * 3 + j], sum);
+    }
+  std::vector<double> rows;
+  for (const size_t rank : {0, 1}) {
+    const SafetensorsFile own(file(fmt::format("rank{}.safetensors", rank)));
+    EXPECT_EQ(values(own, "x"), columns(x, 6, 3 * rank, 3 * rank + 3));
+    EXPECT_EQ(values(own, "want.y"), values(own, "got.y"));
+    const auto part = values(own, "got.y");  // sp=on: rows of y
+    rows.insert(rows.end(), part.begin(), part.end());
+  }
+  EXPECT_EQ(rows, y);
+  std::ostringstream finding;
+  finding << std::ifstream(file("finding.txt")).rdbuf();
+  EXPECT_TRUE(finding.str().starts_with("FAILED     linear_row tp=2 ")) << finding.str();
+}
+
+// R -> P: the value is due on one rank only, and what the ranks return is summed. The twin returns
+// it on every rank.
+TEST_F(Dump, PartialResultsAreSummedAndNoRankIsDueAPart) {
+  run("mapping_replicate_to_partial tp=2 tokens=2 hidden=3 control=counted_on_every_rank");
+  const SafetensorsFile global(file("global.safetensors")), own(file("rank1.safetensors"));
+  EXPECT_EQ(values(global, "want.y"), values(global, "x"));
+  EXPECT_EQ(values(global, "got.y"), times(2, values(global, "x")));
+  EXPECT_EQ(own->find("want.y"), nullptr);
+  EXPECT_EQ(values(own, "got.y"), values(own, "x"));
+}
+
+TEST_F(Dump, OfACaseThatPassesIsNothing) {
+  EXPECT_EQ(run("linear_row tp=2").dumped, "");
+  EXPECT_TRUE(folders().empty());
+}
+
+// A rank that died returned nothing; what it was fed is what one wants then.
+TEST_F(Dump, OfARankThatDiedHoldsWhatItWasFed) {
+  Runner runner(options_, registry());
+  const Case line = parse("linear_row tp=2 tokens=4", registry());
+  Judged j = runner.run(line, {"forward"}, "processes.np2");
+  j.evidence.ranks.clear();
+  Dumps dumps(folder_);
+  dumps.add(j, runner.truth(j.evidence), "shardproof");
+  const SafetensorsFile global(file("global.safetensors")), own(file("rank0.safetensors"));
+  EXPECT_TRUE(global->find("want.y") && own->find("x") && own->find("grad.y"));
+  EXPECT_FALSE(global->find("got.y") || own->find("got.y"));
+}
+
+TEST_F(Dump, IsBoundedAndSaysSo) {
+  Runner runner(options_, registry());
+  const Case line = parse("linear_row tp=2 tokens=4", registry());
+  Judged j = runner.run(line, {"forward"}, "processes.np2");
+  Dumps dumps(folder_);
+  for (int i = 0; i < Dumps::most_cases + 3; i++) {
+    j.result.canonical = "linear_row " + std::to_string(i);
+    dumps.add(j, runner.truth(j.evidence), "shardproof");
+  }
+  EXPECT_EQ(folders().size(), size_t(Dumps::most_cases));
+  EXPECT_EQ(dumps.told(), "20 of 23 cases that did not pass, in " + folder_.string() +
+                              "; at most 20 are written");
+}
+
+TEST_F(Dump, ThatCannotBeWrittenIsToldNotThrown) {
+  std::ofstream(folder_ / "file") << "x";
+  options_.dump = folder_ / "file";
+  const Report report = run("linear_row tp=2 control=row_bias_gradient_times_p sp=on");
+  EXPECT_NE(report.dump_error, "");
+  EXPECT_TRUE(report.dumped.starts_with("0 of 1 case")) << report.dumped;
+}
+
+TEST(DumpFolder, IsNamedAfterItsLineAndNowhereElse) {
+  EXPECT_TRUE(folder_name("linear_row tp=2 sp=on", "c").starts_with("linear_row_tp=2_sp=on-"));
+  std::set<std::string> names;
+  for (const std::string line : {"../../etc/x", "/root", "..", "", "a", "a\nb", "x y/z", "\xff"}) {
+    const std::string name = folder_name(line, line);
+    EXPECT_EQ(name.find_first_of(std::string("/\\\n \0\xff", 6)), std::string::npos) << name;
+    EXPECT_NE(name[0], '.');
+    names.insert(name);
+  }
+  EXPECT_EQ(names.size(), 8u);
+  EXPECT_LT(folder_name(std::string(5000, 'x'), "c").size(), 100u);
+  EXPECT_NE(folder_name("same", "one"), folder_name("same", "two"));
+}
+
+}  // namespace
+}  // namespace shardproof
