@@ -4,6 +4,8 @@
 #include "primitives/gate.hpp"
 #include "primitives/norm_rows.hpp"
 #include "primitives/pointwise.hpp"
+#include "primitives/rotary_pairs.hpp"
+#include "primitives/token_loss.hpp"
 
 #define SHARDPROOF_POINTWISE_BODIES(each)                                       \
   each(Convert) each(Zero) each(Scale) each(Combine) each(AddRow) each(Dropout) \
@@ -13,9 +15,14 @@
       each(ActivatedBackward)
 #define SHARDPROOF_NORM_BODIES(each) each(NormForward) each(NormBackward) each(NormParameter)
 #define SHARDPROOF_CLIP_BODIES(each) each(SumOfSquares) each(SquareRoot) each(Clipped)
+#define SHARDPROOF_ROTARY_BODIES(each) each(RotaryPairs)
+#define SHARDPROOF_LOSS_BODIES(each) \
+  each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
 
 #define SHARDPROOF_BODIES(each)     \
   SHARDPROOF_POINTWISE_BODIES(each) \
   SHARDPROOF_GATE_BODIES(each)      \
   SHARDPROOF_NORM_BODIES(each)      \
-  SHARDPROOF_CLIP_BODIES(each)
+  SHARDPROOF_CLIP_BODIES(each)      \
+  SHARDPROOF_ROTARY_BODIES(each)    \
+  SHARDPROOF_LOSS_BODIES(each)

@@ -2,6 +2,7 @@
 #include "primitives/linear.hpp"
 
 #include "primitives/linear_line.hpp"
+#include "primitives/rows.hpp"
 
 namespace shardproof::primitives {
 namespace {
@@ -57,21 +58,6 @@ std::vector<int64_t> rows_of_parts(const std::vector<int64_t>& parts, int p, int
 std::vector<int64_t> rows_of_line(const Case& line, int64_t rows, int p, int r) {
   return rows_of_parts(parts_of_line(line, rows), p, r);
 }
-
-namespace {
-
-// Calls each(first of a run of rows, its place among the own rows, its length).
-template <class Each>
-void each_run(const std::vector<int64_t>& rows, Each each) {
-  for (size_t i = 0; i < rows.size();) {
-    size_t n = 1;
-    while (i + n < rows.size() && rows[i + n] == rows[i] + int64_t(n)) ++n;
-    each(rows[i], int64_t(i), int64_t(n));
-    i += n;
-  }
-}
-
-}  // namespace
 
 View take_rows(Parallel& p, const View& whole, const std::vector<int64_t>& rows) {
   const View own = p.workspace(whole.dtype, with_extent(whole.shape, 0, int64_t(rows.size())));

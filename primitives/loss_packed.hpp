@@ -9,7 +9,8 @@
 //   normalise=tokens  N1 = sum_dp S / max(1, sum_dp N)       one all-reduce of (S, N) over cp and
 //   dp normalise=groups  N2 = mean over dp of S / max(1, N)     over cp, then a mean of one over dp
 //
-// The counts are kept for the backward, which makes no call.
+// The counts are kept for the backward, which makes no call. Which row predicts which follows from
+// the line; the ids are looked up where they lie.
 #pragma once
 #include "primitives/attention_line.hpp"
 
@@ -17,9 +18,9 @@ namespace shardproof::primitives {
 
 std::optional<Rejected> refused_loss(const Case&);
 
-// Of the own rows: label (-100: none) and weight.
+// Of the own rows: the place of the predicted id among all ids (-1: none) and the weight.
 struct Targets {
-  std::vector<int64_t> labels;
+  std::vector<int64_t> next;
   std::vector<double> weights;
 };
 
@@ -31,17 +32,10 @@ class LossPacked : public Kernel {
                 std::span<const View> gradients) override;
 
  protected:
-  struct Sums {
-    double loss = 0, count = 0;
-  };
-  virtual Targets targets(const Case&, const ContextLine&, const std::vector<int64_t>& ids, int r,
-                          int64_t first_sequence) const;
-  // (S, N) of the group that the loss is divided over, and the loss itself.
-  struct Normalised {
-    double loss, count;
-    double groups;  // how many such means are averaged
-  };
-  virtual Normalised normalise(Rank&, const Sums& own) const;
+  virtual Targets targets(const Case&, const ContextLine&, int r, int64_t first_sequence) const;
+  // From the own (S, N) those of the group that the loss is divided over, and the loss. Returns how
+  // many such means are averaged.
+  virtual double normalise(Rank&, const View& own, const View& sums, const View& loss) const;
 };
 
 }  // namespace shardproof::primitives

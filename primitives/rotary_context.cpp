@@ -1,29 +1,13 @@
 #include "primitives/rotary_context.hpp"
 
-#include <cmath>
+#include "primitives/rotary_pairs.hpp"
+#include "primitives/work.hpp"
 
 namespace shardproof::primitives {
 namespace {
 
 bool in_single(const Case& line) {
   return line.dtype() != DType::f64 && dtype_from(line.text("acc")) != DType::f64;
-}
-
-template <class A>
-void turn_in(std::vector<double>& x, const std::vector<int64_t>& positions, int64_t heads,
-             int64_t dim, double base, int sense) {
-  const int64_t half = dim / 2;
-  for (size_t t = 0; t < positions.size(); ++t)
-    for (int64_t i = 0; i < half; ++i) {
-      const A angle = A(positions[t]) * A(std::pow(base, -2.0 * double(i) / double(dim)));
-      const A c = std::cos(angle), s = A(sense) * std::sin(angle);
-      for (int64_t h = 0; h < heads; ++h) {
-        double* head = &x[(t * size_t(heads) + size_t(h)) * size_t(dim)];
-        const A a = A(head[i]), b = A(head[i + half]);
-        head[i] = double(a * c - b * s);
-        head[i + half] = double(b * c + a * s);
-      }
-    }
 }
 
 }  // namespace
@@ -40,13 +24,11 @@ std::optional<Rejected> refused_rotary(const Case& line) {
 
 void turn(const View& x, const std::vector<int64_t>& positions, double base, int sense, bool single,
           const View& y) {
-  std::vector<double> values = to_doubles(x);
   const int64_t dim = x.shape.back(), heads = x.shape[x.shape.size() - 2];
-  if (single)
-    turn_in<float>(values, positions, heads, dim, base, sense);
-  else
-    turn_in<double>(values, positions, heads, dim, base, sense);
-  fill_from(y, values);
+  const Kept places = uploaded(positions);
+  perform(
+      RotaryPairs{tensor(x), tensor(places.view()), tensor(y), heads, dim, base, sense, !single},
+      "a rotation");
 }
 
 std::vector<int64_t> RotaryContext::positions(const ContextLine& c, int r) const {

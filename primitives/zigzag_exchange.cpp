@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "primitives/calls.hpp"
+#include "primitives/rows.hpp"
+#include "primitives/work.hpp"
+
 namespace shardproof::primitives {
 namespace {
 
@@ -64,11 +68,13 @@ void ZigzagExchange::exchange(Rank& rank, const View& from, const View& to, bool
   const Plan out = plan_of(before[me], after), in = plan_of(after[me], before);
   const View sent = rank.workspace(from.dtype, from.shape),
              got = rank.workspace(to.dtype, to.shape);
-  for (size_t i = 0; i < out.order.size(); ++i)
-    copy(from.narrow(0, out.order[i], 1), sent.narrow(0, int64_t(i), 1));
-  cp.all_to_all(sent, got, 0, 0, out.counts, in.counts);
-  for (size_t i = 0; i < in.order.size(); ++i)
-    copy(got.narrow(0, int64_t(i), 1), to.narrow(0, in.order[i], 1));
+  each_run(out.order, [&](int64_t row, int64_t at, int64_t n) {
+    convert(from.narrow(0, row, n), sent.narrow(0, at, n));
+  });
+  all_to_all(rank, cp, sent, got, 0, 0, out.counts, in.counts);
+  each_run(in.order, [&](int64_t row, int64_t at, int64_t n) {
+    convert(got.narrow(0, at, n), to.narrow(0, row, n));
+  });
 }
 
 std::unique_ptr<Saved> ZigzagExchange::forward(Rank& rank, std::span<const View> inputs,

@@ -15,6 +15,7 @@
 #include "reference/rotary.hpp"
 #include "suites/attention.hpp"
 #include "suites/linear.hpp"
+#include "suites/ours.hpp"
 
 namespace shardproof {
 namespace {
@@ -348,16 +349,9 @@ void family_packed(Registry& r) {
   r.add(rotary_context());
   r.add(loss_packed());
   r.add(zigzag_exchange());
-  Subject rotary, loss, exchange;
-  exchange.contract = "zigzag_exchange";
-  exchange.make = [] { return std::make_unique<primitives::ZigzagExchange>(); };
-  r.add(std::move(exchange));
-  rotary.contract = "rotary_context";
-  rotary.make = [] { return std::make_unique<primitives::RotaryContext>(); };
-  loss.contract = "loss_packed";
-  loss.make = [] { return std::make_unique<primitives::LossPacked>(); };
-  r.add(std::move(rotary));
-  r.add(std::move(loss));
+  add_ours<primitives::ZigzagExchange>(r, "zigzag_exchange");
+  add_ours<primitives::RotaryContext>(r, "rotary_context");
+  add_ours<primitives::LossPacked>(r, "loss_packed");
 }
 
 }  // namespace shardproof

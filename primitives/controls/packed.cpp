@@ -7,10 +7,13 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/attention.hpp"
+#include "primitives/calls.hpp"
+#include "primitives/controls/table.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/rotary_context.hpp"
+#include "primitives/token_loss.hpp"
+#include "primitives/work.hpp"
 #include "primitives/zigzag_exchange.hpp"
-#include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
@@ -197,9 +200,8 @@ struct OffsetLost final : RotaryContext {
 
 // Masked tokens are counted.
 struct MaskIgnored final : LossPacked {
-  Targets targets(const Case& line, const ContextLine& c, const std::vector<int64_t>& ids, int r,
-                  int64_t first) const override {
-    Targets t = LossPacked::targets(line, c, ids, r, first);
+  Targets targets(const Case& line, const ContextLine& c, int r, int64_t first) const override {
+    Targets t = LossPacked::targets(line, c, r, first);
     std::fill(t.weights.begin(), t.weights.end(), 1);
     return t;
   }
@@ -207,56 +209,48 @@ struct MaskIgnored final : LossPacked {
 
 // The next token is taken inside the local shard.
 struct ShiftedAfterSplit final : LossPacked {
-  Targets targets(const Case& line, const ContextLine& c, const std::vector<int64_t>& ids, int r,
-                  int64_t first) const override {
-    Targets t = LossPacked::targets(line, c, ids, r, first);
+  Targets targets(const Case& line, const ContextLine& c, int r, int64_t first) const override {
+    Targets t = LossPacked::targets(line, c, r, first);
     const auto rows = owned_rows(c, c.rows, r);
     for (size_t i = 0; i < rows.size(); ++i)
-      if (t.labels[i] >= 0) t.labels[i] = i + 1 < rows.size() ? ids[size_t(rows[i + 1])] : -100;
+      if (t.next[i] >= 0) t.next[i] = i + 1 < rows.size() ? rows[i + 1] : -1;
     return t;
   }
 };
 
 // The last token of a document predicts the first of the next.
 struct LabelCrossesDocument final : LossPacked {
-  Targets targets(const Case& line, const ContextLine& c, const std::vector<int64_t>& ids, int r,
-                  int64_t first) const override {
-    Targets t = LossPacked::targets(line, c, ids, r, first);
+  Targets targets(const Case& line, const ContextLine& c, int r, int64_t first) const override {
+    Targets t = LossPacked::targets(line, c, r, first);
     const auto all = labels_of_documents(c);
     const auto rows = owned_rows(c, c.rows, r);
     for (size_t i = 0; i < rows.size(); ++i) {
       int64_t next = rows[i] + 1;
       while (next < c.rows && all[size_t(next)].sequence < 0) ++next;
-      if (t.labels[i] < 0 && all[size_t(rows[i])].sequence >= 0 && next < c.rows)
-        t.labels[i] = ids[size_t(next)];
+      if (t.next[i] < 0 && all[size_t(rows[i])].sequence >= 0 && next < c.rows) t.next[i] = next;
     }
     return t;
   }
 };
 
-double reduced(Rank& rank, Communicator& group, double value, Reduce how) {
-  const View own = rank.workspace(DType::f64, {1}), all = rank.workspace(DType::f64, {1});
-  fill_from(own, Values{value});
-  group.all_reduce(own, all, how);
-  return to_doubles(all)[0];
-}
-
 // Each rank divides by its own count, and the means are averaged.
 struct MeanOfMeans final : LossPacked {
-  Normalised normalise(Rank& rank, const Sums& own) const override {
+  double normalise(Rank& rank, const View& own, const View& sums, const View& loss) const override {
     Communicator& group = rank.along({Axis::cp, Axis::dp});
-    const double count = std::max(1.0, own.count);
-    return {reduced(rank, group, own.loss / count, Reduce::avg), count, double(group.size())};
+    const View mean = rank.workspace(DType::f64, {1}), all = rank.workspace(DType::f64, {1});
+    convert(own, sums);
+    perform(LossMean{tensor(own), tensor(mean)}, "a mean");
+    all_reduce(rank, group, mean, all, Reduce::avg);
+    convert(all, loss);
+    return group.size();
   }
 };
 
 // cp is counted as data: the gradient is multiplied by it, to be undone by a mean that nobody
 // takes.
 struct LossTimesCp final : LossPacked {
-  Normalised normalise(Rank& rank, const Sums& own) const override {
-    Normalised n = LossPacked::normalise(rank, own);
-    n.groups /= rank.along(Axis::cp).size();
-    return n;
+  double normalise(Rank& rank, const View& own, const View& sums, const View& loss) const override {
+    return LossPacked::normalise(rank, own, sums, loss) / rank.along(Axis::cp).size();
   }
 };
 
@@ -340,8 +334,6 @@ const Row rows[] = {
 
 }  // namespace
 
-void controls_packed(Registry& registry) {
-  controls::add(registry, rows);
-}
+void controls_packed(Registry& registry) { controls::add(registry, rows); }
 
 }  // namespace shardproof

@@ -6,10 +6,13 @@
 #include "oracle/device.hpp"
 #include "primitives/block.hpp"
 #include "primitives/linear.hpp"
+#include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
 #include "primitives/mlp.hpp"
 #include "primitives/norm_sequence.hpp"
 #include "primitives/replicated_layers.hpp"
+#include "primitives/rotary_context.hpp"
+#include "primitives/zigzag_exchange.hpp"
 
 namespace shardproof::cuda {
 
@@ -61,6 +64,9 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"replicated_qkv", ours<primitives::ReplicatedQkv>},
     DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
     DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
+    DeviceKernel{"rotary_context", ours<primitives::RotaryContext>},
+    DeviceKernel{"loss_packed", ours<primitives::LossPacked>},
+    DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
     DeviceKernel{"mapping_copy", made<mapping_copy>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},

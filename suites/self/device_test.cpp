@@ -357,7 +357,7 @@ Ran program(const std::string& words, const std::string& environment = "") {
 
 TEST(Program, EveryKernelOfTheModuleIsJudgedOnTheDevice) {
   const Ran ran =
-      program("gate mapping linear norm block replicated --tier smoke --device cuda --require staged.np2,staged.np4");
+      program("gate mapping linear norm block replicated packed --tier smoke --device cuda --require staged.np2,staged.np4");
   EXPECT_EQ(ran.exit, 0) << ran.text;
   EXPECT_TRUE(ran.says("staged 2 4 proven")) << ran.text;
   EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
@@ -474,10 +474,10 @@ TEST(Program, ARunOnTheHostAsksForNoDevice) {
 }
 
 TEST(Program, WhatHasNoDeviceKernelIsNotDueThere) {
-  const Ran ran = program("gate rotary_context mapping_reduce --tier smoke --device cuda --dry-run");
+  const Ran ran = program("gate attention_ring mapping_reduce --tier smoke --device cuda --dry-run");
   EXPECT_EQ(ran.exit, 0) << ran.text;
-  EXPECT_FALSE(ran.says("rotary_context cp")) << ran.text;
-  EXPECT_EQ(program("run rotary_context cp=2 device=cuda").exit, 2);
+  EXPECT_FALSE(ran.says("attention_ring cp")) << ran.text;
+  EXPECT_EQ(program("run attention_ring cp=2 device=cuda").exit, 2);
   EXPECT_EQ(program("run mapping_reduce tp=2 subject=cuda").exit, 2);
 }
 

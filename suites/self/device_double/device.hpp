@@ -11,7 +11,7 @@ int enqueue(void* stream, std::function<void()> work);
 // itself, which nobody may touch. For work that is being done.
 std::byte* reach(const void* device, size_t bytes);
 int allocate(void** memory, size_t bytes);
-int release(void* memory);
+void discard(void* memory);  // at once; for work that is being done
 int fill(void* to, int byte, size_t bytes, void* stream);
 
 }  // namespace shardproof::device_double

@@ -45,7 +45,9 @@ int allocate(void** memory, size_t bytes, void* stream) {
   const int code = device_double::allocate(memory, bytes);
   return code ? code : device_double::fill(*memory, 0xFF, bytes, stream);
 }
-int release(void* memory, void*) { return device_double::release(memory); }
+int release(void* memory, void* stream) {
+  return enqueue(stream, [memory] { device_double::discard(memory); });
+}
 
 int upload(void* to, const void* from, size_t bytes, void* stream) {
   const auto* first = static_cast<const std::byte*>(from);

@@ -218,7 +218,13 @@ int enqueue(void* stream, std::function<void()> work) {
 }
 std::byte* reach(const void* device, size_t bytes) { return shardproof::reach(device, bytes); }
 int allocate(void** memory, size_t bytes) { return shardproof::allocate(memory, bytes); }
-int release(void* memory) { return shardproof::release(memory); }
+void discard(void* memory) {
+  Hold hold(lock);
+  auto found = blocks().find(static_cast<std::byte*>(memory));
+  if (found == blocks().end()) return;
+  ::munmap(memory, found->second.reserved);
+  blocks().erase(found);
+}
 int fill(void* to, int byte, size_t bytes, void* stream) {
   return shardproof::fill(to, byte, bytes, stream);
 }
