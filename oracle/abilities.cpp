@@ -1,6 +1,8 @@
 // What this build and this machine can run, and why not where they cannot.
 #include "oracle/abilities.hpp"
 
+#include <fmt/format.h>
+
 #include "oracle/comm/mpi.hpp"
 #include "oracle/device.hpp"
 #include "oracle/gate.hpp"
@@ -10,8 +12,6 @@ namespace shardproof {
 
 namespace {
 
-constexpr const char* no_nccl = "no NCCL transport in this build";
-
 std::string first_of(const std::string& a, const std::string& b) { return a.empty() ? b : a; }
 
 std::vector<Ability> abilities(const std::string& no_mpi, const std::string& no_staged) {
@@ -19,7 +19,7 @@ std::vector<Ability> abilities(const std::string& no_mpi, const std::string& no_
           {"threads", true, ""},
           {"mpi", no_mpi.empty(), no_mpi},
           {"staged", no_staged.empty(), no_staged},
-          {"nccl", false, first_of(no_staged, no_nccl)}};
+          {"nccl", no_staged.empty(), no_staged}};
 }
 
 // What a broken driver says is for those who only want to know.
@@ -38,10 +38,16 @@ std::vector<Ability> abilities_unasked() {
 
 std::vector<std::string> lane_names() { return {"processes", "threads", "mpi", "staged", "nccl"}; }
 
-std::string reason_unavailable(const std::string& transport, const std::string& device) {
+std::string reason_unavailable(const std::string& transport, const std::string& device,
+                               int ranks) {
   const std::string carried = transport == "mpi" ? mpi_missing() : "";
   if (device != "cuda" && transport != "nccl") return carried;
-  return first_of(carried, first_of(device_missing(), transport == "nccl" ? no_nccl : ""));
+  const std::string missing = first_of(carried, device_missing());
+  // A launcher's ranks may be on many machines: there each looks for its own.
+  const bool here = transport == "nccl" && missing.empty() && !outside_launch();
+  if (here && ranks > devices_probed())
+    return fmt::format("{} ranks need {} devices, {} there", ranks, ranks, devices_probed());
+  return missing;
 }
 
 }  // namespace shardproof

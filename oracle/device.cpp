@@ -155,6 +155,8 @@ std::string device_missing() {
   return reason_of(*probed);
 }
 
+int devices_probed() { return probed ? probed->devices : 0; }
+
 std::string device_description() { return probed ? probed->module : ""; }
 
 std::string device_missing_unasked() {

@@ -37,14 +37,37 @@ struct DeviceApi {
   int (*destroy_event)(Event);
   int (*record)(Event, Stream);
   int (*await)(Event);            // the host waits; an event that was never recorded is complete
+  int (*query)(Event);            // 0 where it is complete, not_ready where it is not
+  int (*order)(Stream, Event);    // what comes next on the stream is done behind the event
+  // x = x / ranks, rounded once (integers: towards 0)
+  int (*divide)(void* memory, int64_t elements, DType, int ranks, Stream);
   const char* (*text)(int code);  // of a code of the calls above
 };
 
-// NCCL, as far as it can be asked without a device.
+// NCCL. Each call returns NCCL's code. Communicators do not block: what was asked of one may still
+// be under way (nccl_in_progress) until async_error says nccl_success, and until then nothing else
+// is asked of it. Reductions are sum, avg (floating types) and max; counts are elements.
+using NcclComm = void*;
+inline constexpr int nccl_success = 0, nccl_device_error = 1, nccl_remote_error = 6,
+                     nccl_in_progress = 7;
+inline constexpr size_t nccl_id_bytes = 128;
 struct NcclApi {
   int (*version)(int*);
   int (*unique_id)(void* bytes, size_t capacity);
   const char* (*text)(int code);
+  const char* (*last_error)();  // in words, of the process
+  int (*create)(NcclComm*, int ranks, const void* id, int rank);
+  int (*async_error)(NcclComm, int* code);
+  int (*abort)(NcclComm);  // ends what it has on its streams, and frees it
+  int (*group_start)();
+  int (*group_end)();
+  int (*all_reduce)(const void* in, void* out, size_t, DType, Reduce, NcclComm, Stream);
+  int (*all_gather)(const void* in, void* out, size_t of_each, DType, NcclComm, Stream);
+  int (*reduce_scatter)(const void* in, void* out, size_t of_each, DType, Reduce, NcclComm, Stream);
+  int (*broadcast)(const void* in, void* out, size_t, DType, int root, NcclComm, Stream);
+  int (*send)(const void* in, size_t, DType, int to, NcclComm, Stream);
+  int (*receive)(void* out, size_t, DType, int from, NcclComm, Stream);
+  int64_t most_elements;  // of a call
 };
 
 struct DeviceKernel {
@@ -54,7 +77,7 @@ struct DeviceKernel {
 
 // What a module returns from its one entry.
 struct DeviceModule {
-  static constexpr uint32_t current = 1;
+  static constexpr uint32_t current = 2;
   uint32_t interface = current;
   const char* description = "";  // "CUDA runtime 13.0, cuBLAS 13.0, NCCL 2.27.7"
   DeviceApi api;
@@ -87,8 +110,8 @@ const Subject& subject_under_test(const Case&, const Registry&);
 
 // ---- in the parent
 
-// cudaErrorInsufficientDriver, cudaErrorNoDevice, cudaErrorMemoryAllocation
-inline constexpr int no_driver = 35, no_device = 100, out_of_memory = 2;
+// cudaErrorInsufficientDriver, cudaErrorNoDevice, cudaErrorMemoryAllocation, cudaErrorNotReady
+inline constexpr int no_driver = 35, no_device = 100, out_of_memory = 2, not_ready = 600;
 
 // What a child that is gone again saw.
 struct DeviceProbe {
@@ -99,6 +122,8 @@ struct DeviceProbe {
 // back no answer.
 DeviceProbe probe_devices();
 
+// How many there are, where device_missing has looked; else 0.
+int devices_probed();
 // Why device=cuda cannot be had: no module, no driver, no device; "" where it can. Probes once.
 // Every other code is a failure: throws Infrastructure.
 std::string device_missing();

@@ -136,13 +136,15 @@ class Execution {
       fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
       next = fault_.get();
     }
-    if (device_ && !call_fault) next = stage(*next);
+    // NCCL takes device memory itself; operators edit host memory.
+    const bool direct = line_.text("transport") == "nccl" && !faulted;
+    if (device_ && !call_fault && !direct) next = stage(*next);
     ledger_ = std::make_unique<LedgerDoor>(state_, *next);
     next = ledger_.get();
     if (call_fault) {
       fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
       next = fault_.get();
-      if (device_) next = stage(*next);  // operators edit host memory
+      if (device_) next = stage(*next);
     }
     rank_ = std::make_unique<RankOfCase>(line_, contract_, state_, *next, device_);
   }
@@ -271,7 +273,7 @@ class Execution {
   void settle(ShotRecord& record) {
     if (!device_ || record.status == ShotRecord::ok) return;
     try {
-      device_->synchronise(device_->stream());
+      device_->settle();
     } catch (const DeviceError& e) {
       record.text += std::string("; ") + e.what();
     }

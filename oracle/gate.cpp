@@ -575,7 +575,7 @@ class Gate {
     report_.controls.push_back(std::move(result));
   }
 
-  std::string unavailable(const Case& line) const { return reason_unavailable(line.text("transport"), line.text("device")); }
+  std::string unavailable(const Case& line) const { return reason_unavailable(line.text("transport"), line.text("device"), line.world()); }
 
   CaseResult skipped(const Due& d, const std::string& reason) const {
     CaseResult result;

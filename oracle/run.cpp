@@ -83,10 +83,6 @@ std::string outcome_text(const RankOutcome& o) {
   return "";
 }
 
-// The first case on a device loads libraries and makes a context on each rank, one after another
-// where they share the device.
-constexpr double device_deadline_seconds = 120;
-
 bool threw(const Evidence& e) {
   for (const RankRecord& r : e.ranks)
     for (const ShotRecord& s : r.shots)

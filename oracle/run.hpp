@@ -75,8 +75,13 @@ std::vector<std::string> due_checks(const Contract&, const Case&, const Declared
 // Declared properties of what the line puts under test (subject or control).
 Declared declared_of(const Case&, const Registry&);
 std::string lane_of(const Case&);
-// Why a transport with a device cannot be had here; "" where it can.
-std::string reason_unavailable(const std::string& transport, const std::string& device);
+// The first case on a device loads libraries and makes a context on each rank, one after another
+// where they share the device.
+inline constexpr double device_deadline_seconds = 120;
+
+// Why a transport with a device cannot be had here for as many ranks; "" where it can.
+std::string reason_unavailable(const std::string& transport, const std::string& device,
+                               int ranks = 1);
 // What ranks of every transport run: jobs of cases, and the transport's own test.
 RankMain rank_main(const Registry&);
 // "rank 2     left backward after call 6; last: shift ..." a line a rank.

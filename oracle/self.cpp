@@ -31,8 +31,10 @@ SelfResult run_self(const Options& options, const Registry& registry, const std:
   for (const Due& d : due) lanes.emplace(d.line.text("transport"), d.line.world());
   for (const auto& [transport, ranks] : lanes) {
     if (interrupted()) break;
-    if (!reason_unavailable(transport, "host").empty()) continue;
-    const SelfTestResult t = transport_self_test(worlds.get(transport, ranks), options.tier == "nightly");
+    if (!reason_unavailable(transport, "host", ranks).empty()) continue;
+    const double deadline = transport == "nccl" ? device_deadline_seconds : case_deadline_seconds;
+    const SelfTestResult t =
+        transport_self_test(worlds.get(transport, ranks), options.tier == "nightly", deadline);
     for (const std::string& f : t.failures) result.failures.push_back(fmt::format("transport {}.np{}: {}", transport, ranks, f));
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

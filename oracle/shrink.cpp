@@ -333,7 +333,7 @@ class LineJudge {
 };
 
 void check_available(const Case& line) {
-  const std::string why = reason_unavailable(line.text("transport"), line.text("device"));
+  const std::string why = reason_unavailable(line.text("transport"), line.text("device"), line.world());
   if (!why.empty())
     throw Infrastructure(
         fmt::format("expected a machine that can run {}, met none: {}", lane_of(line), why));

@@ -123,14 +123,37 @@ void ArenaDoor::new_job() {
 
 Ticket ArenaDoor::start(const Call& call, const View& in, const View& out, Stream) {
   require_fits(call, in, out, state_);
-  note(call);
-  page_.last_call_ns.store(monotonic_ns(), std::memory_order_relaxed);
-  if (arena_.head().released.load(std::memory_order_acquire)) arena_.throw_released();
-
-  Pending p = pending(call, out);
   const bool sends =
       call.op != Op::barrier && (call.op != Op::broadcast || call.group->me == call.root_or_hop);
   const int64_t bytes = sends ? call.count * int64_t(size_of(call.dtype)) : 0;
+  Pending p = begin(call, in, out, bytes, out.elements());
+  pending_.push_back(std::move(p));
+  return last_ticket_;
+}
+
+void ArenaDoor::meet(const Call& call, int64_t receives) {
+  require_member(call, state_);
+  const Pending p = begin(call, {}, {}, 0, receives);
+  arrive(p);
+  finish(p);
+}
+
+void ArenaDoor::look() {
+  if (arena_.head().released.load(std::memory_order_acquire)) arena_.throw_released();
+}
+
+void ArenaDoor::release(Released::Cause cause, const std::string& why) {
+  Locked hold(arena_, state_.rank);
+  arena_.release(cause, why + "\n" + arena_.standings_text());
+}
+
+// Leaves what this rank contributes, `bytes` of `in`, where the members meet.
+ArenaDoor::Pending ArenaDoor::begin(const Call& call, const View& in, const View& out,
+                                    int64_t bytes, int64_t receives) {
+  note(call);
+  page_.last_call_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  look();
+  Pending p = pending(call, out);
   const int64_t offset = stage(call, in, bytes);
   const uint32_t sequence = sequences_[size_t(p.group)]++;
   p.slot = slot_for(p.group, sequence);
@@ -139,9 +162,15 @@ Ticket ArenaDoor::start(const Call& call, const View& in, const View& out, Strea
     blocks_.back().slot = &slot;
     blocks_.back().generation = slot.generation.load();
   }
-  post(p, fingerprint(call, state_, sequence, out.elements()), offset, bytes);
-  pending_.push_back(std::move(p));
-  return last_ticket_;
+  post(p, fingerprint(call, state_, sequence, receives), offset, bytes);
+  return p;
+}
+
+// The members that this call needs are there, and make the same call.
+void ArenaDoor::arrive(const Pending& p) {
+  page_.last_call_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  await(p);
+  if (arena_.lockstep) compare(p);
 }
 
 // The call as wait will need it; refused when it could only wait for the caller itself.
@@ -188,9 +217,7 @@ void ArenaDoor::wait(Ticket ticket, Stream) {
   }
   const Pending p = std::move(*at);
   pending_.erase(at);
-  page_.last_call_ns.store(monotonic_ns(), std::memory_order_relaxed);
-  await(p);
-  if (arena_.lockstep) compare(p);
+  arrive(p);
   compute(p);
   finish(p);
 }

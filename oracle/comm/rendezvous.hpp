@@ -11,14 +11,18 @@
 #include <vector>
 
 #include "oracle/comm/arena.hpp"
+#include "oracle/comm/meeting.hpp"
 
 namespace shardproof {
 
-class ArenaDoor : public Door {
+class ArenaDoor : public Door, public Meeting {
  public:
   ArenaDoor(const Arena& arena, RankState& state);
   Ticket start(const Call&, const View& in, const View& out, Stream) override;
   void wait(Ticket, Stream) override;
+  void meet(const Call&, int64_t receives) override;
+  void look() override;
+  void release(Released::Cause, const std::string& why) override;
   void new_job();  // sequences and tickets begin anew
 
  private:
@@ -40,6 +44,8 @@ class ArenaDoor : public Door {
   };
 
   void note(const Call&);
+  Pending begin(const Call&, const View& in, const View& out, int64_t bytes, int64_t receives);
+  void arrive(const Pending&);
   Pending pending(const Call&, const View& out);
   int group_of(const Group&);
   int64_t allocate(int64_t bytes);

@@ -451,13 +451,13 @@ RankMain with_self_test(RankMain main) {
   };
 }
 
-SelfTestResult transport_self_test(World& world, bool all) {
+SelfTestResult transport_self_test(World& world, bool all, double deadline) {
   const auto begin = std::chrono::steady_clock::now();
   SelfTestResult result;
   const int parts = all ? 8 : 1;  // each within the deadline of a job
   for (int part = 0; part < parts && world.alive(); ++part) {
     const std::string job = fmt::format("{} {} {} {}", job_magic, int(all), part, parts);
-    const std::vector<RankOutcome> outcomes = world.run(bytes_of(job), 0, case_deadline_seconds);
+    const std::vector<RankOutcome> outcomes = world.run(bytes_of(job), 0, deadline);
     for (size_t rank = 0; rank < outcomes.size(); ++rank) {
       const RankOutcome& o = outcomes[rank];
       if (o.end == RankOutcome::finished) {

@@ -19,7 +19,7 @@ struct SelfTestResult {
 
 // Runs on a world from start_world (or one whose RankMain went through with_self_test). Without
 // `all`: a selection in which every pair of values of two parameters occurs.
-SelfTestResult transport_self_test(World&, bool all);
+SelfTestResult transport_self_test(World&, bool all, double deadline = case_deadline_seconds);
 
 // Passes the jobs of the self-test to it, all others on.
 RankMain with_self_test(RankMain);

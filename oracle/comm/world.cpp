@@ -5,6 +5,7 @@
 
 #include "oracle/case.hpp"
 #include "oracle/comm/mpi.hpp"
+#include "oracle/comm/nccl_door.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/transports.hpp"
 
@@ -19,7 +20,7 @@ int most_ranks(const std::string& transport) {
 std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
   const int most = most_ranks(spec.transport);
   if (most == 0) {
-    throw BadInput(fmt::format("transport={}: expected processes, threads or mpi", spec.transport));
+    throw BadInput(fmt::format("transport={}: expected processes, threads, mpi or nccl", spec.transport));
   }
   if (spec.ranks < 1 || spec.ranks > most) {
     throw BadInput(fmt::format("transport={}: expected 1 to {} ranks, met {}; take smaller axes",
@@ -29,8 +30,8 @@ std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
     throw BadInput(fmt::format("in-process ranks are threads: expected transport=threads, met {}",
                                spec.transport));
   }
-  if (spec.transport == "nccl") throw Infrastructure("transport=nccl: not in this build; take transport=processes or mpi");
   main = with_self_test(std::move(main));
+  if (spec.transport == "nccl") return start_processes(spec, with_nccl(std::move(main), spec.deadline_scale));
   if (spec.transport == "processes") return start_processes(spec, main);
   if (spec.transport == "threads") return start_threads(spec, main);
   return start_mpi_world(spec, std::move(main));

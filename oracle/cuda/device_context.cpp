@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -9,9 +12,12 @@
 namespace shardproof {
 namespace {
 
+constexpr int yields_first = 100;
+
 // Launchers say which rank of its machine a process is; forked ranks are all on one.
 int local_rank_of(int rank) {
-  for (const char* name : {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+  for (const char* name :
+       {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"}) {
     const char* text = std::getenv(name);
     int value = 0;
     if (text && std::from_chars(text, text + std::strlen(text), value).ec == std::errc{} &&
@@ -23,14 +29,18 @@ int local_rank_of(int rank) {
 
 }  // namespace
 
-DeviceContext::DeviceContext(const DeviceApi& api, int local_rank) : api_(api) {
-  int devices = 0;
-  check(api_.count(&devices), "counting devices");
-  if (devices < 1) throw DeviceError(no_device, "expected a device, met none");
-  check(api_.use(local_rank % devices), "choosing a device");
-  check(api_.create_stream(&stream_), "creating a stream");
+DeviceContext::DeviceContext(const DeviceApi& api, int local_rank)
+    : api_(api), local_rank_(local_rank) {
+  check(api_.count(&devices_), "counting devices");
+  if (devices_ < 1) throw DeviceError(no_device, "expected a device, met none");
+  check(api_.use(local_rank % devices_), "choosing a device");
+  stream_ = create_stream();
+  mark_ = create_event();
 }
-DeviceContext::~DeviceContext() { api_.destroy_stream(stream_); }
+DeviceContext::~DeviceContext() {
+  destroy(mark_);
+  destroy_stream(stream_);
+}
 
 void DeviceContext::check(int code, const char* call) const {
   if (code != 0)
@@ -47,8 +57,21 @@ void DeviceContext::check_memory(int code, size_t bytes) const {
   check(code, "allocating memory");
 }
 
+// Polite where somebody watches: a transport on the device may wait for a rank that never comes.
 void DeviceContext::synchronise(Stream s) const {
+  if (watcher_) {
+    record(mark_, s);
+    for (int looks = 0; !complete(mark_); ++looks) {
+      watcher_->look(looks == 0);
+      looks < yields_first ? void(::sched_yield()) : void(::usleep(20));
+    }
+  }
   check(api_.synchronise(s), "synchronising a stream");
+}
+
+void DeviceContext::settle() const {
+  if (watcher_) watcher_->drain();
+  check(api_.synchronise(stream_), "synchronising a stream");
 }
 
 std::byte* DeviceContext::allocate(size_t bytes) const {
@@ -81,6 +104,18 @@ void DeviceContext::copy_within(std::byte* to, const std::byte* from, size_t byt
   if (bytes > 0) check(api_.copy_within(to, from, bytes, s), "copying on the device");
 }
 
+void DeviceContext::divide(std::byte* memory, int64_t elements, DType dtype, int ranks,
+                           Stream s) const {
+  check(api_.divide(memory, elements, dtype, ranks, s), "dividing on the device");
+}
+
+Stream DeviceContext::create_stream() const {
+  Stream s = nullptr;
+  check(api_.create_stream(&s), "creating a stream");
+  return s;
+}
+void DeviceContext::destroy_stream(Stream s) const noexcept { api_.destroy_stream(s); }
+
 Event DeviceContext::create_event() const {
   Event e = nullptr;
   check(api_.create_event(&e), "creating an event");
@@ -91,6 +126,15 @@ void DeviceContext::record(Event e, Stream s) const {
   check(api_.record(e, s), "recording an event");
 }
 void DeviceContext::await(Event e) const { check(api_.await(e), "waiting for an event"); }
+bool DeviceContext::complete(Event e) const {
+  const int code = api_.query(e);
+  if (code == not_ready) return false;
+  check(code, "asking for an event");
+  return true;
+}
+void DeviceContext::order(Stream s, Event e) const {
+  check(api_.order(s, e), "ordering a stream behind an event");
+}
 
 DeviceContext& device_of_rank(int rank) try {
   thread_local std::unique_ptr<DeviceContext> own;

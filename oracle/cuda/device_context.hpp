@@ -17,7 +17,23 @@ class DeviceContext {
   DeviceContext& operator=(const DeviceContext&) = delete;
 
   Stream stream() const { return stream_; }
+  // Does the rank have a device of its own?
+  bool shared() const { return local_rank_ >= devices_; }
+  int local_rank() const { return local_rank_; }
+  int devices() const { return devices_; }
+
   void synchronise(Stream) const;
+  // A case that stopped half-way: what it left on the streams ends here, before its buffers do.
+  void settle() const;
+  // A transport that works on streams of its own.
+  struct Watcher {
+    virtual ~Watcher() = default;
+    // Again and again while the host waits in synchronise, `first` once in each; may throw.
+    virtual void look(bool first) = 0;
+    // Ends what is under way, by waiting a little or by giving it up.
+    virtual void drain() noexcept = 0;
+  };
+  void watched_by(Watcher* w) { watcher_ = w; }  // null: nobody
   // Of the judge's: Infrastructure where the device has no memory left.
   std::byte* allocate(size_t bytes) const;
   void release(std::byte*) const noexcept;
@@ -26,16 +42,24 @@ class DeviceContext {
   void copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream) const;
   void copy_out(std::byte* host, const std::byte* device, size_t bytes, Stream) const;
   void copy_within(std::byte* to, const std::byte* from, size_t bytes, Stream) const;
+  void divide(std::byte*, int64_t elements, DType, int ranks, Stream) const;
+  Stream create_stream() const;
+  void destroy_stream(Stream) const noexcept;
   Event create_event() const;
   void destroy(Event) const noexcept;
   void record(Event, Stream) const;
   void await(Event) const;
+  bool complete(Event) const;
+  void order(Stream, Event) const;  // what comes next on the stream is done behind the event
+  void check(int code, const char* call) const;
 
  private:
-  void check(int code, const char* call) const;
   void check_memory(int code, size_t bytes) const;
   const DeviceApi& api_;
+  int local_rank_ = 0, devices_ = 0;
   Stream stream_ = nullptr;
+  Event mark_ = nullptr;  // of synchronise
+  Watcher* watcher_ = nullptr;
 };
 
 // Of the calling rank; made at the first call. Throws Infrastructure where there is none.

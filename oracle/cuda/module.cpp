@@ -8,13 +8,17 @@
 #include <cstring>
 #include <string>
 
+#include "oracle/cuda/divide.hpp"
 #include "primitives/cuda/device_kernels.hpp"
 
 namespace shardproof {
 namespace {
 
 static_assert(no_driver == cudaErrorInsufficientDriver && no_device == cudaErrorNoDevice &&
-              out_of_memory == cudaErrorMemoryAllocation);
+              out_of_memory == cudaErrorMemoryAllocation && not_ready == cudaErrorNotReady);
+static_assert(nccl_success == ncclSuccess && nccl_device_error == ncclUnhandledCudaError &&
+              nccl_remote_error == ncclRemoteError && nccl_in_progress == ncclInProgress &&
+              nccl_id_bytes == sizeof(ncclUniqueId) && sizeof(NcclComm) == sizeof(ncclComm_t));
 static_assert(sizeof(Stream) == sizeof(cudaStream_t) && sizeof(Event) == sizeof(cudaEvent_t));
 
 cudaStream_t stream_of(Stream s) { return static_cast<cudaStream_t>(s); }
@@ -65,8 +69,25 @@ constexpr DeviceApi cuda_runtime = {
     .destroy_event = [](Event e) { return noted(cudaEventDestroy(event_of(e))); },
     .record = [](Event e, Stream s) { return noted(cudaEventRecord(event_of(e), stream_of(s))); },
     .await = [](Event e) { return noted(cudaEventSynchronize(event_of(e))); },
+    .query = [](Event e) { return noted(cudaEventQuery(event_of(e))); },
+    .order = [](Stream s,
+                Event e) { return noted(cudaStreamWaitEvent(stream_of(s), event_of(e), 0)); },
+    .divide =
+        [](void* memory, int64_t elements, DType dtype, int ranks, Stream s) {
+          return noted(cudaError_t(divide(memory, elements, int(dtype), ranks, s)));
+        },
     .text = [](int code) { return cudaGetErrorString(cudaError_t(code)); },
 };
+
+ncclComm_t comm_of(NcclComm c) { return static_cast<ncclComm_t>(c); }
+ncclDataType_t type_of(DType d) {
+  constexpr ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclBfloat16,
+                                      ncclFloat16, ncclInt64,   ncclInt32};
+  return types[int(d)];
+}
+ncclRedOp_t reduction_of(Reduce r) {
+  return r == Reduce::avg ? ncclAvg : r == Reduce::max ? ncclMax : ncclSum;
+}
 
 constexpr NcclApi nccl = {
     .version = [](int* v) { return int(ncclGetVersion(v)); },
@@ -79,6 +100,52 @@ constexpr NcclApi nccl = {
           return int(code);
         },
     .text = [](int code) { return ncclGetErrorString(ncclResult_t(code)); },
+    .last_error = [] { return ncclGetLastError(nullptr); },
+    .create =
+        [](NcclComm* comm, int ranks, const void* id, int rank) {
+          ncclUniqueId unique;
+          std::memcpy(&unique, id, sizeof unique);
+          ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+          config.blocking = 0;
+          return int(ncclCommInitRankConfig(reinterpret_cast<ncclComm_t*>(comm), ranks, unique,
+                                            rank, &config));
+        },
+    .async_error =
+        [](NcclComm comm, int* code) {
+          ncclResult_t state = ncclSuccess;
+          const ncclResult_t asked = ncclCommGetAsyncError(comm_of(comm), &state);
+          *code = state;
+          return int(asked);
+        },
+    .abort = [](NcclComm comm) { return int(ncclCommAbort(comm_of(comm))); },
+    .group_start = [] { return int(ncclGroupStart()); },
+    .group_end = [] { return int(ncclGroupEnd()); },
+    .all_reduce =
+        [](const void* in, void* out, size_t n, DType d, Reduce r, NcclComm c, Stream s) {
+          return int(
+              ncclAllReduce(in, out, n, type_of(d), reduction_of(r), comm_of(c), stream_of(s)));
+        },
+    .all_gather =
+        [](const void* in, void* out, size_t n, DType d, NcclComm c, Stream s) {
+          return int(ncclAllGather(in, out, n, type_of(d), comm_of(c), stream_of(s)));
+        },
+    .reduce_scatter =
+        [](const void* in, void* out, size_t n, DType d, Reduce r, NcclComm c, Stream s) {
+          return int(
+              ncclReduceScatter(in, out, n, type_of(d), reduction_of(r), comm_of(c), stream_of(s)));
+        },
+    .broadcast =
+        [](const void* in, void* out, size_t n, DType d, int root, NcclComm c, Stream s) {
+          return int(ncclBroadcast(in, out, n, type_of(d), root, comm_of(c), stream_of(s)));
+        },
+    .send = [](const void* in, size_t n, DType d, int to, NcclComm c,
+               Stream s) { return int(ncclSend(in, n, type_of(d), to, comm_of(c), stream_of(s))); },
+    .receive =
+        [](void* out, size_t n, DType d, int from, NcclComm c, Stream s) {
+          return int(ncclRecv(out, n, type_of(d), from, comm_of(c), stream_of(s)));
+        },
+    // Counts are size_t; some algorithms have held bytes in 32 bits, so a call stays below that.
+    .most_elements = int64_t(1) << 28,
 };
 
 // 13000 -> "13.0"; cuBLAS and NCCL count alike with another hundred.

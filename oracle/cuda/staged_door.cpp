@@ -53,7 +53,7 @@ StagedDoor::StagedDoor(const DeviceContext& device, Door& next) : device_(device
 // blocks.
 StagedDoor::~StagedDoor() {
   try {
-    device_.synchronise(device_.stream());
+    device_.settle();
   } catch (const DeviceError&) {  // reported by the call that caused it
   }
 }

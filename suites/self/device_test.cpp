@@ -1,7 +1,6 @@
 // Device buffers, staged calls and the program's device=cuda, against a double of a device whose
 // memory no host code may touch and whose streams do nothing before the host waits. And what the
 // real module can show without a device: that it links, and what its runtime answers.
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -21,25 +20,14 @@
 #include "oracle/cuda/placed.hpp"
 #include "oracle/cuda/staged_door.hpp"
 #include "oracle/registry.hpp"
+#include "suites/self/device_double/program.hpp"
 
 namespace shardproof {
 namespace {
 
 namespace fs = std::filesystem;
-
-fs::path here() { return fs::read_symlink("/proc/self/exe").parent_path(); }
-std::string double_folder() { return (here() / "device_double").string(); }
-
-const DeviceModule* open_module(const fs::path& file) {
-  void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) throw std::runtime_error(::dlerror());
-  return reinterpret_cast<OpenDeviceModule>(::dlsym(handle, open_device_module_name))();
-}
-const DeviceModule& double_module() {
-  static const DeviceModule* module = open_module(fs::path(double_folder()) / device_module_name);
-  return *module;
-}
-const DeviceApi& double_api() { return double_module().api; }
+using doubles::double_api, doubles::double_module, doubles::here, doubles::open_module;
+using doubles::program, doubles::Ran, doubles::shell;
 
 // ---- Device memory is the device's
 
@@ -332,27 +320,6 @@ TEST(Registry, DeviceSubjectsAreTheKernelsOfTheModule) {
   for (const DeviceKernel& k : double_module().kernels) offered.insert(k.contract);
   EXPECT_EQ(registered, offered);
   EXPECT_TRUE(offered.contains("mapping_all_reduce"));
-}
-
-struct Ran {
-  int exit = -1;
-  std::string text;
-  bool says(const std::string& part) const { return text.find(part) != std::string::npos; }
-};
-
-Ran shell(const std::string& command) {
-  Ran ran;
-  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  std::array<char, 4096> part;
-  for (size_t n; (n = std::fread(part.data(), 1, part.size(), pipe)) > 0;)
-    ran.text.append(part.data(), n);
-  const int status = ::pclose(pipe);
-  ran.exit = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return ran;
-}
-Ran program(const std::string& words, const std::string& environment = "") {
-  return shell(fmt::format("SHARDPROOF_MODULES={} {} {} {}", double_folder(), environment,
-                           (here() / "shardproof").string(), words));
 }
 
 TEST(Program, EveryKernelOfTheModuleIsJudgedOnTheDevice) {

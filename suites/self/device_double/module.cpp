@@ -8,10 +8,12 @@
 //             waits for all of them, as it does on a device
 //   the null stream  is a queue that no one waits for
 //
+// SHARDPROOF_DOUBLE_DEVICES=N  there are N devices (1)
 // SHARDPROOF_DOUBLE_CODE=N     counting devices gives code N
 // SHARDPROOF_DOUBLE_FULL=1     there is no memory left
 // SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end,
 // sticky_code
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -38,7 +40,7 @@ struct Block {
   std::vector<std::byte> shadow;
 };
 struct Queue {
-  std::deque<std::function<void()>> work;
+  std::deque<std::function<bool()>> work;  // true: done
   uint64_t enqueued = 0, done = 0;
 };
 struct Mark {
@@ -61,23 +63,37 @@ std::set<Queue*>& queues() {
 
 Queue& queue_of(Stream s) { return s ? *static_cast<Queue*>(s) : null_stream; }
 
-int enqueue(Stream s, std::function<void()> work) {
+// True where all work up to that number is done.
+bool advance(Queue& q, uint64_t number) {
+  while (q.done < number) {
+    if (!q.work.front()()) return false;
+    q.work.pop_front();
+    ++q.done;
+  }
+  return true;
+}
+void run_until(Queue& q, uint64_t number) {
+  while (!advance(q, number)) ::sched_yield();
+}
+
+}  // namespace
+
+namespace device_double {
+
+int enqueue_when(void* s, std::function<bool()> work) {
   Hold hold(lock);
   Queue& q = queue_of(s);
   q.work.push_back(std::move(work));
   ++q.enqueued;
   return success;
 }
-void run_until(Queue& q, uint64_t number) {
-  while (q.done < number) {
-    q.work.front()();
-    q.work.pop_front();
-    ++q.done;
-  }
+int enqueue(void* s, std::function<void()> work) {
+  return enqueue_when(s, [work = std::move(work)] {
+    work();
+    return true;
+  });
 }
 
-// The shadow of device memory, where all of it lies in one allocation. Elsewhere the address
-// itself.
 std::byte* reach(const void* device, size_t bytes) {
   auto* p = static_cast<std::byte*>(const_cast<void*>(device));
   auto after = blocks().upper_bound(p);
@@ -87,9 +103,19 @@ std::byte* reach(const void* device, size_t bytes) {
   return offset + bytes <= block.shadow.size() ? block.shadow.data() + offset : p;
 }
 
+}  // namespace device_double
+
+namespace {
+
+using device_double::enqueue, device_double::enqueue_when, device_double::reach;
+
+int devices_there() {
+  const char* text = std::getenv("SHARDPROOF_DOUBLE_DEVICES");
+  return text ? std::atoi(text) : 1;
+}
 int count(int* devices) {
   const char* code = std::getenv("SHARDPROOF_DOUBLE_CODE");
-  *devices = 1;
+  *devices = devices_there();
   return code ? std::atoi(code) : success;
 }
 
@@ -144,6 +170,28 @@ int await(Event e) {
   return success;
 }
 
+int query(Event e) {
+  Hold hold(lock);
+  if (broken) return illegal_address;
+  const Mark& m = *static_cast<Mark*>(e);
+  return !m.queue || advance(*m.queue, m.number) ? success : not_ready;
+}
+int order(Stream s, Event e) {
+  const Mark m = *static_cast<Mark*>(e);
+  if (!m.queue) return success;
+  return enqueue_when(s, [m] { return advance(*m.queue, m.number); });
+}
+int divide(void* memory, int64_t elements, DType dtype, int ranks, Stream s) {
+  return enqueue(s, [=] {
+    const int64_t e = int64_t(size_of(dtype));
+    std::byte* x = reach(memory, size_t(elements * e));
+    for (int64_t i = 0; i < elements; ++i) {
+      const double value = load(x + i * e, dtype);
+      store(x + i * e, dtype, is_float(dtype) ? value / ranks : double(int64_t(value) / ranks));
+    }
+  });
+}
+
 const char* text(int code) {
   thread_local std::string text;
   text = "code " + std::to_string(code) + " of the double";
@@ -152,7 +200,7 @@ const char* text(int code) {
 
 constexpr DeviceApi api = {
     .count = count,
-    .use = [](int device) { return device == 0 ? success : invalid_value; },
+    .use = [](int device) { return device < devices_there() ? success : invalid_value; },
     .allocate = allocate,
     .release = release,
     .allocate_pinned =
@@ -199,12 +247,9 @@ constexpr DeviceApi api = {
         },
     .record = record,
     .await = await,
-    .text = text,
-};
-
-constexpr NcclApi nccl = {
-    .version = [](int*) { return invalid_value; },
-    .unique_id = [](void*, size_t) { return invalid_value; },
+    .query = query,
+    .order = order,
+    .divide = divide,
     .text = text,
 };
 
@@ -213,10 +258,6 @@ constexpr NcclApi nccl = {
 // ---- For the executor
 
 namespace device_double {
-int enqueue(void* stream, std::function<void()> work) {
-  return shardproof::enqueue(stream, std::move(work));
-}
-std::byte* reach(const void* device, size_t bytes) { return shardproof::reach(device, bytes); }
 int allocate(void** memory, size_t bytes) { return shardproof::allocate(memory, bytes); }
 void discard(void* memory) {
   Hold hold(lock);
@@ -282,7 +323,7 @@ extern "C" const shardproof::DeviceModule* shardproof_device_module() {
       if (k.contract == std::string("mapping_copy")) k.make = copy_or_wrong;
     return list;
   }();
-  static const DeviceModule module{DeviceModule::current, "a double of a device", api, nccl,
-                                   kernels};
+  static const DeviceModule module{DeviceModule::current, "a double of a device", api,
+                                   device_double::nccl(), kernels};
   return &module;
 }

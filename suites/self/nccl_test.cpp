@@ -1,0 +1,458 @@
+// The transport over NCCL, without a device: against a table that only notes what is asked of it,
+// and against a double of NCCL among forked ranks.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "oracle/comm/nccl_door.hpp"
+#include "oracle/comm/transport_self_test.hpp"
+#include "oracle/cuda/placed.hpp"
+#include "suites/self/device_double/program.hpp"
+
+namespace shardproof {
+namespace {
+
+using doubles::double_api, doubles::double_folder, doubles::program, doubles::Ran;
+using Words = std::vector<std::string>;
+
+// ---- What is asked of NCCL, in which order
+
+Words asked;  // of the host and of NCCL
+int note(std::string word) {
+  asked.push_back(std::move(word));
+  return nccl_success;
+}
+
+// Host side of a group in which everybody makes the same call at once.
+struct Alone : Door, Meeting {
+  Ticket start(const Call& c, const View& in, const View& out, Stream) override {
+    note(fmt::format("host {}", name(c.op)));
+    if (c.op == Op::all_reduce) copy(in, out);
+    return 0;
+  }
+  void wait(Ticket, Stream) override {}
+  void meet(const Call& c, int64_t receives) override {
+    note(fmt::format("meet {} {}", name(c.op), receives));
+  }
+  void look() override {
+    if (released) throw Released(Released::deadline, why);
+  }
+  void release(Released::Cause, const std::string& text) override {
+    released = true;
+    why = text;
+  }
+  bool released = false;
+  std::string why;
+};
+
+int state_of_communicators = nccl_success;
+constexpr NcclApi noting = {
+    .version = [](int*) { return nccl_success; },
+    .unique_id = [](void*, size_t) { return note("unique_id"); },
+    .text = [](int) { return "a text"; },
+    .last_error = [] { return "last words"; },
+    .create =
+        [](NcclComm* c, int ranks, const void*, int rank) {
+          static int one;
+          *c = &one;
+          return note(fmt::format("create {} of {}", rank, ranks));
+        },
+    .async_error =
+        [](NcclComm, int* code) {
+          *code = state_of_communicators;
+          return nccl_success;
+        },
+    .abort = [](NcclComm) { return note("abort"); },
+    .group_start = [] { return note("group_start"); },
+    .group_end = [] { return note("group_end"); },
+    .all_reduce = [](const void*, void*, size_t n, DType, Reduce r, NcclComm,
+                     Stream) { return note(fmt::format("all_reduce {} {}", name(r), n)); },
+    .all_gather = [](const void*, void*, size_t n, DType, NcclComm,
+                     Stream) { return note(fmt::format("all_gather {}", n)); },
+    .reduce_scatter = [](const void*, void*, size_t n, DType, Reduce r, NcclComm,
+                         Stream) { return note(fmt::format("reduce_scatter {} {}", name(r), n)); },
+    .broadcast =
+        [](const void* in, void* out, size_t n, DType, int root, NcclComm, Stream) {
+          return note(
+              fmt::format("broadcast {} from {}{}", n, root, in == out ? ", in place" : ""));
+        },
+    .send = [](const void*, size_t n, DType, int to, NcclComm,
+               Stream) { return note(fmt::format("send {} to {}", n, to)); },
+    .receive = [](void*, size_t n, DType, int from, NcclComm,
+                  Stream) { return note(fmt::format("receive {} from {}", n, from)); },
+    .most_elements = 4,
+};
+
+struct Asked : testing::Test {
+  void SetUp() override {
+    ::setenv("SHARDPROOF_DOUBLE_DEVICES", "8", 1);
+    asked.clear();
+    state_of_communicators = nccl_success;
+  }
+  void TearDown() override { ::unsetenv("SHARDPROOF_DOUBLE_DEVICES"); }
+
+  // One call of member `me` among p, on device memory.
+  Words calls_of(Op op, Reduce reduce, DType dtype, int64_t in, int64_t out, int hop, int p, int me,
+                 std::vector<int64_t> send = {}, std::vector<int64_t> recv = {}) {
+    DeviceContext device(double_api(), me);
+    RankState state;
+    state.rank = me;
+    Group group;
+    group.members.resize(size_t(p));
+    std::iota(group.members.begin(), group.members.end(), 0);
+    group.me = me;
+    group.label = "tp";
+    Call call;
+    call.op = op;
+    call.reduce = reduce;
+    call.dtype = dtype;
+    call.count = in;
+    call.root_or_hop = hop;
+    call.group = &group;
+    call.send = std::move(send);
+    call.recv = std::move(recv);
+    Placed from(Buffer(dtype, {in}), &device), to(Buffer(dtype, {out}), &device);
+    NcclDoor door(device, noting, host, state, 0.001);
+    const Ticket t = door.start(call, from.view(), to.view(), device.stream());
+    door.wait(t, device.stream());
+    device.synchronise(device.stream());
+    const Words heard = asked;  // without the abort at the end
+    return heard;
+  }
+  Alone host;
+  const Words made = {"host all_reduce", "unique_id", "host broadcast"};  // of a communicator
+};
+
+Words joined(std::initializer_list<Words> parts) {
+  Words all;
+  for (const Words& p : parts) all.insert(all.end(), p.begin(), p.end());
+  return all;
+}
+
+TEST_F(Asked, RanksMeetBeforeNcclIsAskedAndRingExchangesAreGrouped) {
+  EXPECT_EQ(
+      calls_of(Op::shift, Reduce::none, DType::f32, 3, 2, 1, 3, 0),
+      joined({{"meet shift 2"},
+              made,
+              {"create 0 of 3", "group_start", "send 3 to 1", "receive 2 from 2", "group_end"}}));
+}
+
+TEST_F(Asked, BlocksGoToAndComeFromEachMemberInOneGroup) {
+  EXPECT_EQ(calls_of(Op::all_to_all, Reduce::none, DType::f32, 5, 3, 0, 2, 0, {2, 3}, {2, 1}),
+            joined({{"meet all_to_all 3"},
+                    made,
+                    {"create 0 of 2", "group_start", "send 2 to 0", "receive 2 from 0",
+                     "send 3 to 1", "receive 1 from 1", "group_end"}}));
+}
+
+TEST_F(Asked, CountsBeyondTheRangeAreCut) {
+  EXPECT_EQ(
+      calls_of(Op::all_reduce, Reduce::sum, DType::f32, 10, 10, 0, 2, 0),
+      joined({{"meet all_reduce 10"},
+              made,
+              {"create 0 of 2", "all_reduce sum 4", "all_reduce sum 4", "all_reduce sum 2"}}));
+  asked.clear();
+  EXPECT_EQ(calls_of(Op::shift, Reduce::none, DType::f32, 5, 5, 1, 2, 0).back(), "group_end");
+  EXPECT_EQ(asked[asked.size() - 6], "send 4 to 1");
+  EXPECT_EQ(asked[asked.size() - 5], "send 1 to 1");
+  asked.clear();
+  EXPECT_EQ(calls_of(Op::broadcast, Reduce::none, DType::f32, 6, 6, 1, 2, 0).back(),
+            "broadcast 2 from 1, in place");
+}
+
+TEST_F(Asked, BlocksBeyondTheRangeAreRefused) {
+  EXPECT_THROW(calls_of(Op::all_gather, Reduce::none, DType::f32, 5, 10, 0, 2, 0), Infrastructure);
+  EXPECT_THROW(calls_of(Op::reduce_scatter, Reduce::sum, DType::f32, 10, 5, 0, 2, 0),
+               Infrastructure);
+}
+
+// NCCL averages contributions times 1/p: exact at powers of two alone, and not made for integers.
+TEST_F(Asked, AnAverageIsNcclsWhereThatIsExact) {
+  EXPECT_EQ(calls_of(Op::all_reduce, Reduce::avg, DType::bf16, 3, 3, 0, 4, 0).back(),
+            "all_reduce avg 3");
+  EXPECT_EQ(calls_of(Op::all_reduce, Reduce::avg, DType::f32, 3, 3, 0, 3, 0).back(),
+            "all_reduce sum 3");
+  EXPECT_EQ(calls_of(Op::reduce_scatter, Reduce::avg, DType::i64, 4, 2, 0, 2, 0).back(),
+            "reduce_scatter sum 2");
+}
+
+TEST_F(Asked, EmptyCallsMeetAndAskNothingMore) {
+  const Words heard = calls_of(Op::all_reduce, Reduce::sum, DType::f32, 0, 0, 0, 2, 0);
+  EXPECT_EQ(heard.front(), "meet all_reduce 0");
+  EXPECT_EQ(heard.back(), "create 0 of 2");
+}
+
+TEST_F(Asked, AnErrorAbortsAndReleasesTheOthersInNcclsWords) {
+  const auto error_of = [&](int code) {
+    state_of_communicators = code;
+    asked.clear();
+    host = {};
+    calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 1);
+  };
+  try {
+    error_of(3);
+    FAIL() << "expected Infrastructure";
+  } catch (const Infrastructure& e) {
+    for (const char* part : {"rank 1", "met 3: a text", "last error: last words"})
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+  }
+  EXPECT_TRUE(host.released);
+  EXPECT_EQ(asked.back(), "abort");
+  EXPECT_THROW(error_of(nccl_device_error), DeviceError);
+}
+
+// It would be in progress for ever; the deadline of set-up, 120 s, is 0.12 s here.
+TEST_F(Asked, ACommunicatorThatIsNeverReadyIsGivenUpAndNobodysFault) {
+  state_of_communicators = nccl_in_progress;
+  EXPECT_THROW(calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 0), Infrastructure);
+  EXPECT_TRUE(host.released);
+  EXPECT_NE(host.why.find("creating a communicator"), std::string::npos) << host.why;
+  EXPECT_EQ(asked.back(), "abort");
+}
+
+TEST_F(Asked, ARankWithoutADeviceOfItsOwnIsRefused) {
+  ::setenv("SHARDPROOF_DOUBLE_DEVICES", "2", 1);
+  try {
+    calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 4, 2);
+    FAIL() << "expected Infrastructure";
+  } catch (const Infrastructure& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 2: expected a device of its own, met 2"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
+// ---- Streams: the two waits without which a result is not there
+
+// `without`: which call of order (from 1) is left out, 0 for none. `doors_first`: the door's stream
+// is as far as it comes before the caller's is looked at.
+int orders = 0, left_out = 0;
+std::vector<double> sum_over_one(int without, bool doors_first = false) {
+  orders = 0;
+  left_out = without;
+  DeviceApi api = double_api();
+  api.order = [](Stream s, Event e) { return ++orders == left_out ? 0 : double_api().order(s, e); };
+  NcclApi doubling = noting;  // an all-reduce of two equal ranks, on the stream that is asked
+  doubling.most_elements = 100;
+  doubling.all_reduce = [](const void* in, void* out, size_t n, DType, Reduce, NcclComm, Stream s) {
+    return double_api().copy_within(out, in, n * 8, s);
+  };
+  DeviceContext device(api, 0);
+  RankState state;
+  Alone host;
+  Group group;
+  group.members = {0, 1};
+  Call call;
+  call.op = Op::all_reduce;
+  call.reduce = Reduce::sum;
+  call.count = 2;
+  call.group = &group;
+  const std::vector<double> values{3, 4};
+  std::vector<double> got(2);
+  Placed in(Buffer(DType::f64, {2}), &device), out(Buffer(DType::f64, {2}), &device);
+  fill_from(in.host().view(), values);
+  in.send();  // still on the stream
+  {
+    NcclDoor door(device, doubling, host, state, 1);
+    const Ticket t = door.start(call, in.view(), out.view(), device.stream());
+    if (doors_first) {
+      Call barrier;
+      barrier.group = &group;
+      door.start(barrier, {}, {}, nullptr);
+    }
+    door.wait(t, device.stream());
+    device.copy_out(reinterpret_cast<std::byte*>(got.data()), out.view().data, 16, device.stream());
+    device.synchronise(device.stream());
+  }
+  return got;
+}
+
+TEST_F(Asked, ResultsAreThereForWhatComesNextOnTheStream) {
+  EXPECT_EQ(sum_over_one(0), (std::vector<double>{3, 4}));
+}
+TEST_F(Asked, WithoutTheWaitForTheDoorsStreamTheyAreNot) {
+  EXPECT_NE(sum_over_one(2), (std::vector<double>{3, 4}));
+}
+TEST_F(Asked, WhatTheCallersStreamHoldsComesBeforeTheCall) {
+  EXPECT_EQ(sum_over_one(0, true), (std::vector<double>{3, 4}));
+}
+TEST_F(Asked, WithoutTheWaitForTheCallersStreamItDoesNot) {
+  EXPECT_NE(sum_over_one(1, true), (std::vector<double>{3, 4}));
+}
+
+// ---- Forked ranks over the double
+
+struct Ranks : testing::Test {
+  void SetUp() override {
+    ::setenv("SHARDPROOF_MODULES", double_folder().c_str(), 1);
+    ::setenv("SHARDPROOF_DOUBLE_DEVICES", "4", 1);
+  }
+  void TearDown() override {
+    for (const char* name :
+         {"SHARDPROOF_MODULES", "SHARDPROOF_DOUBLE_DEVICES", "SHARDPROOF_DOUBLE_NCCL"})
+      ::unsetenv(name);
+  }
+  static std::unique_ptr<World> world(int ranks, RankMain main) {
+    WorldSpec spec;
+    spec.transport = "nccl";
+    spec.ranks = ranks;
+    spec.deadline_scale = 5;
+    return start_world(spec, std::move(main));
+  }
+};
+
+// One all-reduce of ones on host views; the record is the sum, or what ended it.
+std::vector<std::byte> sum_of_ones(RankHost& host, std::span<const std::byte>) {
+  Group group;
+  group.members.resize(size_t(host.size));
+  std::iota(group.members.begin(), group.members.end(), 0);
+  group.me = host.rank;
+  group.label = "tp";
+  group.id = group_id(group.members);
+  Call call;
+  call.op = Op::all_reduce;
+  call.reduce = Reduce::sum;
+  call.count = 1;
+  call.group = &group;
+  double one = 1, sum = 0;
+  const auto view = [](double& x) {
+    return view_of(reinterpret_cast<std::byte*>(&x), DType::f64, {1});
+  };
+  std::string text;
+  try {
+    host.door->wait(host.door->start(call, view(one), view(sum), nullptr), nullptr);
+    text = fmt::format("{}", sum);
+  } catch (const Released&) {
+    text = "released";
+  } catch (const Infrastructure&) {
+    text = "infrastructure";
+  }
+  const auto* first = reinterpret_cast<const std::byte*>(text.data());
+  return {first, first + text.size()};
+}
+Words records(const std::vector<RankOutcome>& outcomes) {
+  Words all;
+  for (const RankOutcome& o : outcomes)
+    all.emplace_back(reinterpret_cast<const char*>(o.record.data()), o.record.size());
+  return all;
+}
+
+TEST_F(Ranks, TheTransportSelfTestPasses) {
+  for (int p : {1, 2, 3, 4}) {
+    const auto ranks =
+        world(p, [](RankHost&, std::span<const std::byte>) { return std::vector<std::byte>(); });
+    const SelfTestResult result = transport_self_test(*ranks, false, 120);
+    EXPECT_EQ(result.failures, Words()) << p;
+    EXPECT_GE(result.calls, 99 * p);
+  }
+}
+
+TEST_F(Ranks, CommunicatorsLiveAcrossJobsAndAreMadeAnewAfterAnAbort) {
+  const auto healthy = world(3, sum_of_ones);
+  for (uint32_t job = 1; job < 3; ++job)
+    EXPECT_EQ(records(healthy->run({}, job, 120)), Words(3, "3"));
+  ::setenv("SHARDPROOF_DOUBLE_NCCL", "fails_once@1", 1);
+  const auto broken = world(3, sum_of_ones);
+  const Words first = records(broken->run({}, 1, 120));
+  EXPECT_EQ(first, (Words{"released", "infrastructure", "released"}));
+  ASSERT_TRUE(broken->alive());
+  EXPECT_EQ(records(broken->run({}, 2, 120)), Words(3, "3"));
+}
+
+TEST_F(Ranks, ARankThatNeverComesReleasesTheOthersByName) {
+  const auto ranks = world(3, [](RankHost& host, std::span<const std::byte> job) {
+    return host.rank == 1 ? std::vector<std::byte>() : sum_of_ones(host, job);
+  });
+  EXPECT_EQ(records(ranks->run({}, 1, 120)), (Words{"released", "", "released"}));
+}
+
+// ---- The program
+
+const char* eight = "SHARDPROOF_DOUBLE_DEVICES=8";
+std::string planted(const std::string& what) {
+  return fmt::format("{} SHARDPROOF_DOUBLE_NCCL={}", eight, what);
+}
+
+TEST(Program, LanesOfNcclAreProven) {
+  const Ran ran =
+      program("gate mapping --tier smoke --transport nccl --require nccl.np2,nccl.np4", eight);
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+  EXPECT_TRUE(ran.says("nccl 2 4 proven")) << ran.text;
+  EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
+}
+
+TEST(Program, FewerDevicesThanRanksAreRefusedInOneLineAndNotProven) {
+  const Ran ran =
+      program("run mapping_reduce tp=4 transport=nccl device=cuda", "SHARDPROOF_DOUBLE_DEVICES=2");
+  EXPECT_EQ(ran.exit, 3) << ran.text;
+  EXPECT_TRUE(ran.says("4 ranks need 4 devices, 2 there")) << ran.text;
+  const Ran required =
+      program("gate mapping_reduce --tier smoke --transport nccl --require nccl.np4",
+              "SHARDPROOF_DOUBLE_DEVICES=2");
+  EXPECT_EQ(required.exit, 3) << required.text;
+  EXPECT_TRUE(required.says("required lane nccl.np4 is not proven")) << required.text;
+  EXPECT_TRUE(required.says("nccl 2 proven")) << required.text;
+}
+
+TEST(Program, FaultsOfCallsAndPayloadsAreSeenOnNccl) {
+  for (const char* fault : {"scale_p@forward.tp.1", "skip@forward.tp.1"}) {
+    const Ran ran = program(
+        fmt::format("run mapping_all_reduce tp=2 transport=nccl device=cuda fault={}", fault),
+        eight);
+    EXPECT_EQ(ran.exit, 1) << ran.text;
+    EXPECT_TRUE(ran.says("forward")) << ran.text;
+  }
+}
+
+TEST(Program, CallsThatDifferNeverReachNccl) {
+  const Ran ran = program(
+      "run mapping_all_reduce tp=4 transport=nccl device=cuda "
+      "fault=mean_for_sum@forward.tp.1@rank1",
+      eight);
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("mismatch: rank 1 differs from the other members in reduction")) << ran.text;
+}
+
+TEST(Program, WhatGoesWrongInNcclBlamesNobody) {
+  for (const char* what : {"call_fails@1", "async_error@1"}) {
+    const Ran ran =
+        program("run mapping_all_reduce tp=3 transport=nccl device=cuda", planted(what));
+    EXPECT_EQ(ran.exit, 3) << what << "\n" << ran.text;
+    EXPECT_TRUE(ran.says("rank 1, NCCL")) << ran.text;
+    EXPECT_TRUE(ran.says("last error: the double: planted")) << ran.text;
+  }
+}
+
+TEST(Program, ACommunicatorThatARankNeverJoinsIsGivenUp) {
+  const Ran ran =
+      program("run mapping_all_reduce tp=3 transport=nccl device=cuda --deadline-scale 0.02",
+              planted("create_hangs@1"));
+  EXPECT_EQ(ran.exit, 3) << ran.text;
+  EXPECT_TRUE(ran.says("no progress for 2.4 s")) << ran.text;
+  EXPECT_TRUE(ran.says("creating a communicator")) << ran.text;
+}
+
+TEST(Program, ACallThatNeverCompletesEndsAtItsDeadline) {
+  const Ran ran =
+      program("run mapping_all_reduce tp=3 transport=nccl device=cuda --deadline-scale 0.05",
+              planted("call_hangs@1"));
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("no progress for 0.5 s")) << ran.text;
+  EXPECT_TRUE(ran.says("ranks 0, 1, 2")) << ran.text;
+}
+
+TEST(Program, ARankThatDiesInACallIsNamedAndTheOthersAreReleased) {
+  const Ran ran =
+      program("run mapping_all_reduce tp=3 transport=nccl device=cuda", planted("dies@1"));
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("CRASHED")) << ran.text;
+  EXPECT_TRUE(ran.says("rank 1 left the process with exit code 7")) << ran.text;
+}
+
+}  // namespace
+}  // namespace shardproof
