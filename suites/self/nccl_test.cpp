@@ -215,6 +215,18 @@ TEST_F(Asked, ACommunicatorThatIsNeverReadyIsGivenUpAndNobodysFault) {
   EXPECT_EQ(asked.back(), "abort");
 }
 
+TEST_F(Asked, AReleaseByAnotherRankAbortsWhatIsUnderWay) {
+  state_of_communicators = nccl_in_progress;
+  host.release(Released::mismatch, "another's words");
+  try {
+    calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 0);
+    FAIL() << "expected Released";
+  } catch (const Released& e) {
+    EXPECT_STREQ(e.what(), "another's words");
+  }
+  EXPECT_EQ(asked.back(), "abort");
+}
+
 TEST_F(Asked, ARankWithoutADeviceOfItsOwnIsRefused) {
   ::setenv("SHARDPROOF_DOUBLE_DEVICES", "2", 1);
   try {
