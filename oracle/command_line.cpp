@@ -161,6 +161,7 @@ const std::vector<OptionName>& drift_options() {
       {"--report", "DIR", "write index.html, with the distance by step"},
       {"--log", "FILE", "write a digest log of the run"},
       {"--logs", "A [B]", "in place of a line: digest logs of one run, or of two"},
+      mpiexec_option,
       in_process_option,
       scale_option,
       seed_option};

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +25,7 @@ namespace shardproof {
 namespace {
 
 using namespace drift;
+using digest::BytesHash;
 using digest::Digest;
 
 constexpr const char* gradient_check = "gradient against the reference";
@@ -32,10 +34,18 @@ constexpr const char* hash_check = "hash of replicas";
 constexpr const char* sum_check = "sums of the training step, recomputed";
 constexpr const char* update_check = "update of the optimizer, recomputed";
 
+bool is_gradient(int tag) { return tag == after_backward || tag == before_step; }
 const char* phase_name(int tag) {
   return tag == after_backward ? "after backward"
          : tag == before_step  ? "before the step"
+         : tag == at_start     ? "at initialisation"
                                : "after the step";
+}
+const char* of_what(int tag) {
+  return is_gradient(tag)       ? "gradient of "
+         : tag == first_moment  ? "first moment of "
+         : tag == second_moment ? "second moment of "
+                                : "";
 }
 
 // Gradients after the step's own sums: what was partial is there on every rank.
@@ -45,7 +55,7 @@ Layout summed(Layout gradient) {
   return gradient;
 }
 Layout layout_at(const Operand& o, int tag) {
-  if (tag == after_step) return o.layout;
+  if (!is_gradient(tag)) return o.layout;
   return tag == before_step ? summed(dual(o.layout)) : dual(o.layout);
 }
 
@@ -74,6 +84,7 @@ class Watch {
     e_.shots.assign(1, shot);
     for (int k = 0; k < e_.inputs; ++k)
       before_.push_back(trained(k) ? initial(line_, e_.operands[size_t(k)], e_.mesh) : Whole{});
+    moments_.resize(size_t(e_.inputs));
     for (int r = 0; r < e_.mesh.world(); ++r) {
       ranks_.emplace_back(options.optimizer, options.rate);
       for (int k = 0; k < e_.inputs; ++k)
@@ -100,7 +111,8 @@ class Watch {
     }
     report_.steps = step + 1;
     const bool had_drifted = report_.drifted();
-    if (!had_drifted) {
+    see_start(step);
+    if (!report_.drifted()) {
       judge_forward_and_gradients(step);
       judge_hashes(step, after_backward);
       if (report_.seen.empty()) judge_sums(step);
@@ -108,7 +120,8 @@ class Watch {
     }
     // The optimizer's state is followed even where the verdict is known.
     judge_update(step, had_drifted);
-    if (!had_drifted) judge_hashes(step, after_step);
+    for (int tag : {int(after_step), int(first_moment), int(second_moment)})
+      if (!had_drifted) judge_hashes(step, tag);
     write_log(step);
     if (report_.drifted()) follow(step);
     const double loss = loss_of_ranks(step);
@@ -178,9 +191,23 @@ class Watch {
     return true;
   }
 
-  void add(const char* check, int64_t step, const char* phase, Finding f, const Operand& o) {
+  void add(const char* check, int64_t step, const char* phase, Finding f, const Operand& o,
+           const char* of) {
     f.tensor = o.name;
-    report_.seen.push_back({check, step, phase, std::move(f)});
+    report_.seen.push_back({check, step, phase, std::move(f), of});
+  }
+
+  // Parameters are made in the first step, and again where a broken initialisation begins to act.
+  void see_start(int64_t step) {
+    bool made = false;
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k) || !e_.result(0, 0, at_start, k, false)) continue;
+      made = true;
+      before_[size_t(k)] = gathered(at_start, k, false, e_.operands[size_t(k)].layout);
+      for (int r = 0; r < e_.mesh.world(); ++r)
+        ranks_[size_t(r)].parameters[size_t(k)] = values(r, at_start, k, false);
+    }
+    if (made && !report_.drifted()) judge_hashes(step, at_start);
   }
 
   // ---- The reference at the ranks' own parameters
@@ -234,7 +261,8 @@ class Watch {
     Compared c = compare(e_, 0, tag, operand, gradient, want, bound);
     report_.gradients += gradient;
     if (!c.finding) report_.worst_ratio = std::max(report_.worst_ratio, c.worst_ratio);
-    if (c.finding) add(check, step, phase, std::move(*c.finding), o);
+    if (c.finding)
+      add(check, step, phase, std::move(*c.finding), o, gradient ? "gradient of " : "");
   }
 
   // ---- Hashes of what has to be equal
@@ -244,32 +272,37 @@ class Watch {
     for (int k = 0; k < e_.inputs; ++k) {
       if (!trained(k)) continue;
       const Operand& o = e_.operands[size_t(k)];
+      if (!e_.result(0, 0, tag, k, is_gradient(tag))) continue;  // an optimizer without moments
       const Layout layout = layout_at(o, tag);
-      std::vector<Digest> digests;
-      for (int r = 0; r < e_.mesh.world(); ++r) digests.push_back(digest_at(r, tag, k));
+      std::vector<BytesHash> hashes;
+      for (int r = 0; r < e_.mesh.world(); ++r)
+        hashes.push_back(words<BytesHash>(r, hash_of + tag, k, is_gradient(tag)));
       ++report_.hashes;
-      const auto apart = digest::parted(e_.mesh, layout, digests);
+      const auto apart = digest::parted(e_.mesh, layout, hashes);
       if (apart.empty()) continue;
-      add(hash_check, step, phase_name(tag), parting(tag, k, layout, apart, digests), o);
+      add(hash_check, step, phase_name(tag), parting(tag, k, layout, apart, hashes), o,
+          of_what(tag));
     }
   }
 
-  Digest digest_at(int rank, int tag, int k) const {
-    Digest d{};
-    const ResultTensor* t = e_.result(rank, 0, digest_of + tag, k, tag != after_step);
-    if (t && t->bytes.size() == sizeof d) std::memcpy(&d, t->bytes.data(), sizeof d);
-    return d;
+  // A hash or digest as a rank recorded it.
+  template <class Words>
+  Words words(int rank, int tag, int k, bool gradient) const {
+    Words w{};
+    const ResultTensor* t = e_.result(rank, 0, tag, k, gradient);
+    if (t && t->bytes.size() == sizeof w) std::memcpy(&w, t->bytes.data(), sizeof w);
+    return w;
   }
 
   // The first parted rank beside one that holds a copy of the same elements.
   Finding parting(int tag, int k, const Layout& layout, const std::vector<int>& apart,
-                  const std::vector<Digest>& digests) const {
-    const bool gradient = tag != after_step;
+                  const std::vector<BytesHash>& hashes) const {
+    const bool gradient = is_gradient(tag);
     const ResultTensor* got = e_.result(apart[0], 0, tag, k, gradient);
     const auto own = whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, apart[0]);
     Finding f;
     for (int r = 0; r < e_.mesh.world(); ++r) {
-      if (digest::same(digests[size_t(r)], digests[size_t(apart[0])]) ||
+      if (hashes[size_t(r)] == hashes[size_t(apart[0])] ||
           whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, r) != own)
         continue;
       const ResultTensor* want = e_.result(r, 0, tag, k, gradient);
@@ -282,7 +315,11 @@ class Watch {
     f.ranks = apart;
     f.means = gradient ? "copies of a parameter are about to be updated with different gradients: "
                          "a sum over their ranks is missing, or each made its own"
-                       : "copies of a parameter are no longer equal";
+              : tag == at_start ? "copies of a parameter were made from streams of their own: they "
+                                  "start apart, and equal gradients keep them apart"
+              : tag == after_step ? "copies of a parameter are no longer equal"
+                                  : "the optimizer's state is no longer equal on the ranks that "
+                                    "hold this parameter: their next updates part";
     return f;
   }
 
@@ -327,6 +364,12 @@ class Watch {
           told = recomputed(step, after_step, k, r, due, update_check,
                             "the parameter is not what the optimizer makes of the summed gradient: "
                             "it was updated before the sum, or written to since");
+        for (int number : {0, 1})
+          if (!told && e_.result(r, 0, first_moment + number, k, false))
+            told = recomputed(step, first_moment + number, k, r,
+                              ranks_[size_t(r)].replay.moment(k, number), update_check,
+                              "the optimizer's state is not what the gradients make of it: it was "
+                              "written to since");
         ranks_[size_t(r)].parameters[size_t(k)] = values(r, after_step, k, false);
       }
     }
@@ -336,7 +379,7 @@ class Watch {
   bool recomputed(int64_t step, int tag, int k, int rank, const std::vector<double>& due,
                   const char* check, const char* means) {
     const Operand& o = e_.operands[size_t(k)];
-    const auto got = values(rank, tag, k, tag != after_step);
+    const auto got = values(rank, tag, k, is_gradient(tag));
     int64_t wrong = 0, worst = -1;
     double off = -1;
     for (size_t i = 0; i < due.size(); ++i) {
@@ -356,7 +399,7 @@ class Watch {
     f.where = index_text(o.name, at, o.shape, layout, e_.mesh, false);
     f.index = judging::coordinates(at, whole_shape(o.shape, layout, e_.mesh));
     f.means = means;
-    add(check, step, phase_name(tag), std::move(f), o);
+    add(check, step, phase_name(tag), std::move(f), o, of_what(tag));
     return true;
   }
 
@@ -422,8 +465,16 @@ class Watch {
     return g;
   }
 
+  // From the parameters and the optimizer's state with which the ranks began this step.
+  void begin_twin(int64_t step) {
+    twin_ = before_;
+    for (int k = 0; k < e_.inputs; ++k)
+      if (const auto& [mean, square] = moments_[size_t(k)]; !mean.empty())
+        replayed_.resume(k, step, mean, square);
+  }
+
   void follow(int64_t step) {
-    if (twin_.empty()) twin_ = before_;
+    if (twin_.empty()) begin_twin(step);
     const double loss = loss_of_ranks(step), usual = advance(step);
     twin_losses_.push_back(usual);
     double squares = 0, size = 0, apart = 0;
@@ -461,15 +512,21 @@ class Watch {
   }
 
   void remember() {
-    for (int k = 0; k < e_.inputs; ++k)
-      if (trained(k))
-        before_[size_t(k)] = gathered(after_step, k, false, e_.operands[size_t(k)].layout);
+    for (int k = 0; k < e_.inputs; ++k) {
+      if (!trained(k)) continue;
+      const Layout& layout = e_.operands[size_t(k)].layout;
+      before_[size_t(k)] = gathered(after_step, k, false, layout);
+      for (int number : {0, 1})
+        if (e_.result(0, 0, first_moment + number, k, false))
+          moments_[size_t(k)][size_t(number)] =
+              gathered(first_moment + number, k, false, layout).value;
+    }
   }
 
   void write_log(int64_t step) {
     if (!log_) return;
-    static const char* const phases[] = {"backward", "gradient", "step"};
-    for (int tag : {int(after_backward), int(before_step), int(after_step)})
+    static const char* const phases[] = {"backward", "gradient", "step", "init"};
+    for (int tag : {int(at_start), int(after_backward), int(before_step), int(after_step)})
       for (int k = 0; k < e_.inputs; ++k) {
         if (!trained(k)) continue;
         const Operand& o = e_.operands[size_t(k)];
@@ -487,10 +544,10 @@ class Watch {
           for (const auto& [axis, placement] : layout_at(o, tag))
             if (e_.mesh.size(axis) > 1)
               place += fmt::format("{}{}", place.empty() ? "" : ",", e_.mesh.coordinate(r, axis));
-          const ResultTensor* t = e_.result(r, 0, tag, k, tag != after_step);
+          const ResultTensor* t = e_.result(r, 0, tag, k, is_gradient(tag));
           if (!t) continue;
           const auto hash = digest::hash_of(o.name, t->dtype);
-          const Digest d = digest_at(r, tag, k);
+          const Digest d = words<Digest>(r, digest_of + tag, k, is_gradient(tag));
           shardproof_digest_write(log_, step, phases[tag], o.name.c_str(),
                                   axes.empty() ? "none:I" : axes.c_str(),
                                   place.empty() ? "0" : place.c_str(), &hash, &d);
@@ -503,6 +560,7 @@ class Watch {
   DriftReport& report_;
   Evidence e_;
   std::vector<Whole> before_, twin_;
+  std::vector<std::array<std::vector<double>, 2>> moments_;  // before the step, by operand
   std::vector<OfRank> ranks_;
   Optimizer replayed_;
   std::vector<double> twin_losses_;
@@ -530,10 +588,16 @@ void require_trainable(const DriftLine& d, const Registry& registry) {
             fmt::format("drift: expected outputs that a loss can be taken of, met {} of "
                         "{}, which is a partial sum on {}",
                         o.name, d.line.contract, name(axis)));
+  for (const Operand& o : operands)
+    if (const auto fault = digest::cover_fault(o.name, o.shape, o.layout, d.line.mesh());
+        !fault.empty())
+      throw BadInput(
+          fmt::format("drift: expected layouts of {} that give every element to one rank, "
+                      "met {} ({})",
+                      d.line.contract, fault, text(o.layout)));
   const std::string& transport = d.line.text("transport");
-  if (transport != "processes" && transport != "threads")
-    throw BadInput(fmt::format(
-        "key 'transport': expected processes or threads in a drift run, met {}", transport));
+  if (transport == "nccl")
+    throw BadInput("key 'transport': expected processes, threads or mpi in a drift run, met nccl");
   if (!d.line.text("fault").empty())
     throw BadInput("key 'fault': expected control=NAME@STEP in a drift run, met a fault operator");
 }
@@ -597,7 +661,9 @@ const std::vector<std::pair<std::string, std::string>>& drift_faults() {
       {"gradient_reduced_after_step",
        "the optimizer spends the rank's own gradient, and the sum over dp and cp is made after it"},
       {"replica_bit_flip",
-       "after an update the lowest bit of one parameter of the last rank flips"}};
+       "after an update the lowest bit of one parameter of the last rank flips"},
+      {"optimizer_state_bit_flip",
+       "after an update the lowest bit of one first moment of the last rank flips (adam)"}};
   return faults;
 }
 
@@ -631,6 +697,10 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
   DriftReport report;
   report.line = line.text();
   DriftOptions given = options;
+  if (line.control == "optimizer_state_bit_flip" && given.optimizer != "adam")
+    throw BadInput(
+        "key 'control': expected an optimizer that has a state with optimizer_state_bit_flip, met "
+        "sgd; use --optimizer adam");
   if (given.rate == 0) given.rate = given.optimizer == "adam" ? 0.003 : 0.1;
   Watch watch(line, given, registry, report);
   WorldSpec spec;
@@ -638,9 +708,18 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
   spec.ranks = line.line.world();
   spec.deadline_scale = common.deadline_scale;
   spec.in_process = common.in_process && spec.transport == "threads";
-  auto world = start_world(spec, drift::rank_main(registry));
+  spec.program = common.program;
+  spec.mpiexec = common.mpiexec;
+  auto world = start_world(spec, shardproof::rank_main(registry));
 
-  Work work{0, 0, print_canonical(line.line), line.control, line.from, given.optimizer, given.rate};
+  Work work{0,
+            0,
+            print_canonical(line.line),
+            line.control,
+            line.from,
+            given.optimizer,
+            given.rate,
+            !given.log.empty()};
   const int64_t most =
       steps_of_job(line.line, registry.contract(line.line.contract).operands(line.line));
   uint32_t number = 0;

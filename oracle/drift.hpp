@@ -6,7 +6,8 @@
 // other run; and the first step at which something is out of bounds is the step at which it went
 // wrong, not one at which an earlier fault has grown large enough to be seen.
 //
-//   phase            what is compared
+//   phase              what is compared
+//   at initialisation  hashes of parameters
 //   forward          outputs with the reference
 //   after backward   gradients with the reference, within bounds; hashes of what has to be equal
 //   before the step  gradients once the step's own sums (dp, cp) are made: bit for bit
@@ -52,6 +53,7 @@ struct Sighting {
   int64_t step = 0;
   std::string phase;
   Finding finding;  // tensor is the bare name of the parameter or output
+  std::string of;   // "gradient of ", "first moment of ", "" for a value
 };
 
 struct DriftReport {

@@ -11,12 +11,14 @@
 #include "fixtures/fills.hpp"
 #include "fixtures/random.hpp"
 #include "fixtures/sharding.hpp"
+#include "oracle/digest/bytes_hash.hpp"
 #include "oracle/digest/digest.hpp"
 #include "oracle/float_environment.hpp"
 
 namespace shardproof::drift {
 namespace {
 
+constexpr std::string_view mark = "steps of a training run\n";
 constexpr int64_t batches = 4;  // data repeat after so many microbatches, so that a loss can fall
 
 Whole normals(const Case& line, const Operand& o, const Layout& layout, const Mesh& mesh,
@@ -142,11 +144,14 @@ class Trainer {
 
   ShotRecord step(int64_t number, const Work& work) {
     const bool broken = !work.control.empty() && number >= work.from;
+    digests_ = work.digests;
     fault_ = broken && !broken_ ? work.control : "";
     Kernel& kernel = broken && broken_ ? *broken_ : *healthy_;
     ShotRecord record;
     record.status = ShotRecord::ok;
     try {
+      if (number == 0) make_parameters(kernel, record);
+      if (number > 0 && number == work.from && broken_) make_anew(record);
       train(kernel, number, record);
     } catch (const Released& e) {
       record.cause = e.cause;
@@ -165,6 +170,47 @@ class Trainer {
  private:
   static void stop(ShotRecord& r, ShotRecord::Status status, int64_t step, const char* text) {
     r.status = status, r.step = int(step), r.text = text;
+  }
+
+  // What a kernel's own initialisation makes of the parameters; empty where it has none.
+  std::vector<std::vector<double>> made_by(Kernel& kernel) {
+    std::vector<Buffer> buffers;
+    for (const Tensor& t : inputs_)
+      if (t.operand.role == Operand::parameter)
+        buffers.emplace_back(storage_of(line_, t.operand), t.local);
+    rank_.begin(line_, Phase::init);
+    const bool own = kernel.init(rank_, views(buffers));
+    rank_.begin(line_, Phase::harness);
+    std::vector<std::vector<double>> made;
+    for (const Buffer& b : buffers)
+      if (own) made.push_back(to_doubles(b.view()));
+    return made;
+  }
+
+  void make_parameters(Kernel& kernel, ShotRecord& record) {
+    const auto made = made_by(kernel);
+    size_t next = 0;
+    for (auto& [number, values] : parameters_)
+      if (!made.empty()) values = made[next++];
+    keep_start(record);
+  }
+
+  // A broken initialisation from a later step on: what it makes otherwise than the healthy one
+  // does.
+  void make_anew(ShotRecord& record) {
+    const auto due = made_by(*healthy_), made = made_by(*broken_);
+    if (made.empty()) return;
+    size_t next = 0;
+    for (auto& [number, values] : parameters_) {
+      if (due.empty() || made[next] != due[next]) values = made[next];
+      ++next;
+    }
+    keep_start(record);
+  }
+
+  void keep_start(ShotRecord& record) const {
+    for (const Tensor* t : trained())
+      keep(*t, at_start, false, filled(*t, parameters_.at(t->number)), record);
   }
 
   void train(Kernel& kernel, int64_t number, ShotRecord& record) {
@@ -285,6 +331,22 @@ class Trainer {
         flip = false;
       }
       keep(*t, after_step, false, b, record);
+      keep_moments(*t, record);
+    }
+  }
+
+  void keep_moments(const Tensor& t, ShotRecord& record) {
+    for (int number : {0, 1}) {
+      std::vector<double>& moment = optimizer_.moment(t.number, number);
+      if (moment.empty()) continue;
+      Buffer b(DType::f64, t.local);
+      fill_from(b.view(), moment);
+      if (number == 0 && fault_ == "optimizer_state_bit_flip" && me_ == mesh_.world() - 1 &&
+          &t == trained()[0]) {
+        b.view().data[0] ^= std::byte(1);
+        moment = to_doubles(b.view());
+      }
+      keep(t, first_moment + number, false, b, record);
     }
   }
 
@@ -295,16 +357,24 @@ class Trainer {
     return list;
   }
 
-  // The tensor, and of parameters its digest.
+  // The tensor, and of parameters its hash.
   void keep(const Tensor& t, int tag, bool gradient, const Buffer& b, ShotRecord& record) const {
     record.results.push_back({tag, t.number, gradient, b.view().dtype, b.view().shape, b.bytes()});
-    if (tag >= digest_of) return;
+    if (tag >= hash_of) return;
+    const std::vector<std::byte> bytes = b.bytes();
+    keep_words(t, hash_of + tag, gradient, digest::hash_of_bytes(bytes), record);
+    if (!digests_) return;
     const auto hash = digest::hash_of(t.operand.name, b.view().dtype);
-    const auto d = digest::digest_of(hash, record.results.back().bytes.data(), t.indices);
-    ResultTensor two{digest_of + tag, t.number, gradient, DType::i64, {2}, {}};
-    two.bytes.resize(sizeof d);
-    std::memcpy(two.bytes.data(), &d, sizeof d);
-    record.results.push_back(std::move(two));
+    keep_words(t, digest_of + tag, gradient, digest::digest_of(hash, bytes.data(), t.indices),
+               record);
+  }
+  template <class Words>
+  static void keep_words(const Tensor& t, int tag, bool gradient, const Words& words,
+                         ShotRecord& record) {
+    ResultTensor of{tag, t.number, gradient, DType::i64, {int64_t(sizeof words / 8)}, {}};
+    of.bytes.resize(sizeof words);
+    std::memcpy(of.bytes.data(), &words, sizeof words);
+    record.results.push_back(std::move(of));
   }
 
   Case line_;
@@ -317,6 +387,7 @@ class Trainer {
   std::vector<Tensor> inputs_, outputs_;
   std::map<int, std::vector<double>> parameters_;
   std::string fault_;  // of the training step itself
+  bool digests_ = false;
 };
 
 }  // namespace
@@ -371,8 +442,7 @@ std::vector<Axis> owed(const Operand& o, const Mesh& mesh) {
 // Adam: Kingma and Ba, "Adam: a method for stochastic optimization", algorithm 1.
 void Optimizer::step(int which, std::vector<double>& parameter, std::span<const double> gradient,
                      DType storage) {
-  if (states_.size() <= size_t(which)) states_.resize(size_t(which) + 1);
-  State& s = states_[size_t(which)];
+  State& s = state(which);
   ++s.steps;
   if (name_ == "sgd") {
     for (size_t i = 0; i < parameter.size(); ++i)
@@ -380,29 +450,45 @@ void Optimizer::step(int which, std::vector<double>& parameter, std::span<const 
     return;
   }
   constexpr double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  s.mean.resize(parameter.size()), s.square.resize(parameter.size());
+  auto& [mean, square] = s.moments;
+  mean.resize(parameter.size()), square.resize(parameter.size());
   const double first = 1 - std::pow(beta1, double(s.steps)),
                second = 1 - std::pow(beta2, double(s.steps));
   for (size_t i = 0; i < parameter.size(); ++i) {
-    s.mean[i] = beta1 * s.mean[i] + (1 - beta1) * gradient[i];
-    s.square[i] = beta2 * s.square[i] + (1 - beta2) * gradient[i] * gradient[i];
-    const double update = rate_ * (s.mean[i] / first) / (std::sqrt(s.square[i] / second) + eps);
+    mean[i] = beta1 * mean[i] + (1 - beta1) * gradient[i];
+    square[i] = beta2 * square[i] + (1 - beta2) * gradient[i] * gradient[i];
+    const double update = rate_ * (mean[i] / first) / (std::sqrt(square[i] / second) + eps);
     parameter[i] = round_to(parameter[i] - update, storage);
   }
+}
+
+Optimizer::State& Optimizer::state(int which) {
+  if (states_.size() <= size_t(which)) states_.resize(size_t(which) + 1);
+  return states_[size_t(which)];
+}
+
+std::vector<double>& Optimizer::moment(int which, int number) {
+  return state(which).moments[number];
+}
+
+void Optimizer::resume(int which, int64_t steps, std::vector<double> mean,
+                       std::vector<double> square) {
+  state(which) = {steps, {std::move(mean), std::move(square)}};
 }
 
 int64_t steps_of_job(const Case& line, const std::vector<Operand>& operands) {
   int64_t bytes = 4096;
   for (const Operand& o : operands)
-    for (int64_t times = o.role == Operand::output ? 2 * microbatches(line) : 3; times > 0; --times)
-      bytes += 128 + 8 * product(o.shape);
+    for (int64_t times = o.role == Operand::output ? 2 * microbatches(line) : 6; times > 0; --times)
+      bytes += 256 + 8 * product(o.shape);
   return std::clamp<int64_t>((int64_t(1) << 20) / bytes, 1, 50);
 }
 
 std::vector<std::byte> serialize(const Work& w) {
   std::ostringstream text;
   text.precision(17);
-  text << w.first << ' ' << w.count << ' ' << w.from << ' ' << w.optimizer << ' ' << w.rate << '\n'
+  text << mark << w.first << ' ' << w.count << ' ' << w.from << ' ' << w.optimizer << ' ' << w.rate
+       << ' ' << w.digests << '\n'
        << w.control << '\n'
        << w.line << '\n';
   const std::string s = text.str();
@@ -410,10 +496,15 @@ std::vector<std::byte> serialize(const Work& w) {
   return {p, p + s.size()};
 }
 
+bool is_work(std::span<const std::byte> bytes) {
+  return bytes.size() >= mark.size() && std::memcmp(bytes.data(), mark.data(), mark.size()) == 0;
+}
+
 Work parse_work(std::span<const std::byte> bytes) {
+  bytes = bytes.subspan(mark.size());
   std::istringstream text(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   Work w;
-  text >> w.first >> w.count >> w.from >> w.optimizer >> w.rate;
+  text >> w.first >> w.count >> w.from >> w.optimizer >> w.rate >> w.digests;
   std::string rest;
   std::getline(text, rest);
   std::getline(text, w.control);

@@ -18,8 +18,10 @@ struct Work {
   int64_t from = 0;
   std::string optimizer;
   double rate = 0;
+  bool digests = false;  // for a log: layout-invariant digests beside the hashes
 };
 std::vector<std::byte> serialize(const Work&);
+bool is_work(std::span<const std::byte>);  // and no job of a case
 Work parse_work(std::span<const std::byte>);
 
 // A rank's record of a job is one ShotRecord a step; results are told apart by their step number.
@@ -27,8 +29,12 @@ enum Tag : int {
   after_backward = 0,  // gradients as the kernel handed them over
   before_step = 1,     // with the sums that the training step owes
   after_step = 2,      // parameters
-  digest_of = 10,      // + one of the above: two words, as i64
-  microbatch = 100     // + number: outputs, and cotangents (gradient = true)
+  at_start = 3,        // parameters, where they were made
+  first_moment = 4,    // of the optimizer, where it has them
+  second_moment = 5,
+  hash_of = 10,     // + one of the above: BytesHash
+  digest_of = 20,   // + one of the above: shardproof_digest, where a log is written
+  microbatch = 100  // + number: outputs, and cotangents (gradient = true)
 };
 
 RankMain rank_main(const Registry&);
@@ -57,12 +63,17 @@ class Optimizer {
   // p <- p - update(g); the state of tensor `which` is kept.
   void step(int which, std::vector<double>& parameter, std::span<const double> gradient,
             DType storage);
+  // Of Adam: 0 the mean of gradients, 1 that of their squares; else empty.
+  std::vector<double>& moment(int which, int number);
+  // As after so many steps that left these moments.
+  void resume(int which, int64_t steps, std::vector<double> mean, std::vector<double> square);
 
  private:
   struct State {
     int64_t steps = 0;
-    std::vector<double> mean, square;
+    std::vector<double> moments[2];
   };
+  State& state(int which);
   std::string name_;
   double rate_;
   std::vector<State> states_;

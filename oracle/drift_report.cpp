@@ -15,10 +15,7 @@ std::string row(const std::string& title, const std::string& text) {
   return fmt::format("{:<10} {}\n", title, text);
 }
 
-std::string subject_of(const Sighting& s) {
-  const bool value = s.phase == "after the step" || s.phase == "forward";
-  return value ? s.finding.tensor : "gradient of " + s.finding.tensor;
-}
+std::string subject_of(const Sighting& s) { return s.of + s.finding.tensor; }
 
 std::string at_text(const Sighting& s) {
   const Finding& f = s.finding;

@@ -16,6 +16,7 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/device.hpp"
+#include "oracle/drift_ranks.hpp"
 
 namespace shardproof {
 namespace {
@@ -165,7 +166,9 @@ std::vector<std::string> due_checks(const Contract& contract, const Case& line, 
 }
 
 RankMain rank_main(const Registry& registry) {
-  return with_self_test([&registry](RankHost& host, std::span<const std::byte> job) { return execute(host, job, registry); });
+  return with_self_test([&registry, train = drift::rank_main(registry)](RankHost& host, std::span<const std::byte> job) {
+    return drift::is_work(job) ? train(host, job) : execute(host, job, registry);
+  });
 }
 
 Worlds::Worlds(const Options& options, const Registry& registry, RankMain main)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "fixtures/sharding.hpp"
+
 namespace shardproof::digest {
 namespace {
 
@@ -35,12 +37,13 @@ bool is_copy(Placement::Kind k) { return k == Placement::invariant || k == Place
 bool is_shard(Placement::Kind k) { return k == Placement::shard; }
 
 // Members of a group that part from its largest camp; of equal camps the first rank's is right.
-void add_dissenters(std::span<const int> group, std::span<const Digest> by_rank,
+template <class Hash_>
+void add_dissenters(std::span<const int> group, std::span<const Hash_> by_rank,
                     std::vector<int>& apart) {
   std::vector<std::vector<int>> camps;
   for (int r : group) {
     auto camp = std::find_if(camps.begin(), camps.end(), [&](const auto& c) {
-      return same(by_rank[size_t(c[0])], by_rank[size_t(r)]);
+      return digest::same(by_rank[size_t(c[0])], by_rank[size_t(r)]);
     });
     if (camp == camps.end())
       camps.push_back({r});
@@ -53,6 +56,45 @@ void add_dissenters(std::span<const int> group, std::span<const Digest> by_rank,
     if (camp != largest) apart.insert(apart.end(), camp->begin(), camp->end());
 }
 
+template <class Hash_>
+std::vector<int> parted_of(const Mesh& mesh, const Layout& layout, std::span<const Hash_> by_rank) {
+  std::vector<int> apart;
+  for (const auto& group : mesh.groups(axes_of(layout, is_copy)))
+    add_dissenters(group, by_rank, apart);
+  std::sort(apart.begin(), apart.end());
+  return apart;
+}
+
+// Rounds of k parts. `first_part(begin, end, width)` is the number of the first part that differs,
+// that of the parts where none does.
+template <class FirstPart>
+Located locate(int64_t elements, int k, const FirstPart& first_part) {
+  if (k < 2)
+    throw std::invalid_argument("expected at least 2 parts a round, met " + std::to_string(k));
+  Located found;
+  int64_t begin = 0, end = elements;
+  while (begin < end) {
+    const int64_t width = (end - begin + k - 1) / k, parts = (end - begin + width - 1) / width;
+    ++found.rounds;
+    found.bytes = std::max(found.bytes, 8 * parts);
+    const int64_t part = first_part(begin, end, width);
+    if (part == parts) return found;
+    begin += part * width, end = std::min(begin + width, end);
+    if (width == 1) break;
+  }
+  if (begin < end) found.index = begin;
+  return found;
+}
+
+View words(std::vector<uint64_t>& v) {
+  return view_of(reinterpret_cast<std::byte*>(v.data()), DType::i64, {int64_t(v.size())});
+}
+
+std::string indices_text(int64_t begin, int64_t end) {
+  return end == begin + 1 ? std::to_string(begin) + " is"
+                          : std::to_string(begin) + " to " + std::to_string(end - 1) + " are";
+}
+
 }  // namespace
 
 Hash hash_of(const std::string& tensor, DType type, shardproof_mode mode) {
@@ -62,8 +104,10 @@ Hash hash_of(const std::string& tensor, DType type, shardproof_mode mode) {
 Digest digest_of(const Hash& hash, const std::byte* elements, std::span<const int64_t> global) {
   Digest d{};
   const size_t size = shardproof_size(hash.dtype);
-  for (size_t i = 0; i < global.size(); ++i)
-    shardproof_digest_element(&d, &hash, elements + i * size, uint64_t(global[i]));
+  for (size_t begin = 0, end; begin < global.size(); begin = end) {  // runs of indices
+    for (end = begin + 1; end < global.size() && global[end] == global[end - 1] + 1;) ++end;
+    shardproof_digest_run(&d, &hash, elements + begin * size, end - begin, uint64_t(global[begin]));
+  }
   return d;
 }
 
@@ -73,6 +117,7 @@ Digest sum(std::span<const Digest> parts) {
   return total;
 }
 
+bool same(const BytesHash& a, const BytesHash& b) { return a == b; }
 bool same(const Digest& a, const Digest& b) {
   return a.lane[0] == b.lane[0] && a.lane[1] == b.lane[1];
 }
@@ -89,6 +134,38 @@ bool covers(const Digest& d, const Hash& hash, uint64_t units) {
   return d.coverage[0] == due.coverage[0] && d.coverage[1] == due.coverage[1];
 }
 
+std::string cover_fault(const std::string& tensor, int64_t n, std::span<const Holder> holders) {
+  using Owners = std::pair<const Holder*, const Holder*>;
+  std::vector<Owners> owners{size_t(n)};
+  for (const Holder& h : holders)
+    for (int64_t i : h.indices) {
+      if (i < 0 || i >= n)
+        return tensor + ": index " + std::to_string(i) + " of " + h.name + " is none of 0 to " +
+               std::to_string(n - 1);
+      Owners& o = owners[size_t(i)];
+      (o.first ? o.second : o.first) = &h;
+    }
+  for (size_t begin = 0, end; begin < size_t(n); begin = end) {
+    const Owners held = owners[begin];
+    for (end = begin; end < size_t(n) && owners[end] == held;) ++end;
+    if (held.first && !held.second) continue;
+    const std::string which = tensor + ": " + indices_text(int64_t(begin), int64_t(end));
+    if (!held.first) return which + " on no rank";
+    return which + " on " + held.first->name +
+           (held.first == held.second ? " twice" : " and on " + held.second->name);
+  }
+  return "";
+}
+
+std::string cover_fault(const std::string& tensor, std::span<const int64_t> shape,
+                        const Layout& layout, const Mesh& mesh) {
+  const auto apart = axes_of(layout, [](Placement::Kind k) { return !is_copy(k); });
+  std::vector<Holder> holders;  // beside the first copy: the others hold the same by their layout
+  for (int r : mesh.group(apart, 0))
+    holders.push_back({"rank " + std::to_string(r), whole_indices(shape, layout, mesh, r)});
+  return cover_fault(tensor, product(whole_shape(shape, layout, mesh)), holders);
+}
+
 Digest whole_of(const Mesh& mesh, const Layout& layout, std::span<const Digest> by_rank, int rank) {
   Digest total{};
   for (int r : mesh.group(axes_of(layout, is_shard), rank))
@@ -97,30 +174,48 @@ Digest whole_of(const Mesh& mesh, const Layout& layout, std::span<const Digest> 
 }
 
 std::vector<int> parted(const Mesh& mesh, const Layout& layout, std::span<const Digest> by_rank) {
-  std::vector<int> apart;
-  for (const auto& group : mesh.groups(axes_of(layout, is_copy)))
-    add_dissenters(group, by_rank, apart);
-  std::sort(apart.begin(), apart.end());
-  return apart;
+  return parted_of(mesh, layout, by_rank);
 }
 
-Located first_difference(int64_t elements, int k, const RangeDigest& a, const RangeDigest& b) {
-  if (k < 2)
-    throw std::invalid_argument("expected at least 2 parts a round, met " + std::to_string(k));
-  Located found;
-  int64_t begin = 0, end = elements;
-  while (end - begin > 1) {
-    const int64_t width = (end - begin + k - 1) / k;
-    ++found.rounds;
-    int64_t part = begin;
-    while (part < end &&
-           same(a(part, std::min(part + width, end)), b(part, std::min(part + width, end))))
-      part += width;
-    if (part >= end) return found;
-    begin = part, end = std::min(part + width, end);
-  }
-  if (end > begin && !same(a(begin, end), b(begin, end))) found.index = begin;
-  return found;
+std::vector<int> parted(const Mesh& mesh, const Layout& layout,
+                        std::span<const BytesHash> by_rank) {
+  return parted_of(mesh, layout, by_rank);
+}
+
+Parts parts_of(const Hash& hash, const std::byte* elements) {
+  return [hash, elements](int64_t begin, int64_t end, int64_t width) {
+    std::vector<uint64_t> lanes;
+    for (int64_t part = begin; part < end; part += width) {
+      Digest d{};
+      shardproof_digest_run(&d, &hash, elements + size_t(part) * shardproof_size(hash.dtype),
+                            uint64_t(std::min(width, end - part)), uint64_t(part));
+      lanes.push_back(d.lane[0]);
+    }
+    return lanes;
+  };
+}
+
+Located first_difference(int64_t elements, int k, const Parts& a, const Parts& b) {
+  return locate(elements, k, [&](int64_t begin, int64_t end, int64_t width) {
+    const auto x = a(begin, end, width), y = b(begin, end, width);
+    return std::mismatch(x.begin(), x.end(), y.begin()).first - x.begin();
+  });
+}
+
+Located first_difference(Communicator& copies, int64_t elements, int k, const Parts& own) {
+  const int64_t p = copies.size();
+  return locate(elements, k, [&](int64_t begin, int64_t end, int64_t width) {
+    std::vector<uint64_t> mine = own(begin, end, width);
+    const int64_t parts = int64_t(mine.size());
+    std::vector<uint64_t> all(size_t(p * parts));
+    copies.all_gather(words(mine), words(all), 0);
+    int64_t first = parts;
+    for (int64_t r = 1; r < p; ++r)
+      first = std::min(
+          first, std::mismatch(all.begin(), all.begin() + parts, all.begin() + r * parts).first -
+                     all.begin());
+    return first;
+  });
 }
 
 }  // namespace shardproof::digest

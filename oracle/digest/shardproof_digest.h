@@ -22,6 +22,9 @@
  * every NaN one NaN: layouts and devices that differ in these alone agree. Values that are partial
  * sums have no digest before they are reduced.
  *
+ * Runs and blocks are mixed 8 units at a time where the processor has AVX-512, 4 where it has AVX2,
+ * asked at run time; every form gives the same bits. SHARDPROOF_DIGEST_PORTABLE leaves these out.
+ *
  * C11, no dependency, no state, no allocation. */
 #ifndef SHARDPROOF_DIGEST_H
 #define SHARDPROOF_DIGEST_H
@@ -61,14 +64,21 @@ typedef struct {
   shardproof_unit unit;
 } shardproof_hash;
 
+#define SHARDPROOF_GOLDEN UINT64_C(0x9E3779B97F4A7C15)
+#define SHARDPROOF_FMIX(z)                              \
+  do {                                                  \
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9); \
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB); \
+    z = z ^ (z >> 31);                                  \
+  } while (0)
+
 static inline uint64_t shardproof_fmix(uint64_t z) {
-  z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-  z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
-  return z ^ (z >> 31);
+  SHARDPROOF_FMIX(z);
+  return z;
 }
 
 static inline uint64_t shardproof_mix(uint64_t salt, uint64_t index, uint64_t bits) {
-  return shardproof_fmix(shardproof_fmix(salt + (index + 1) * UINT64_C(0x9E3779B97F4A7C15)) ^ bits);
+  return shardproof_fmix(shardproof_fmix(salt + (index + 1) * SHARDPROOF_GOLDEN) ^ bits);
 }
 
 static inline size_t shardproof_size(shardproof_dtype dtype) {
@@ -113,48 +123,44 @@ static inline shardproof_hash shardproof_hash_named(const char* name, shardproof
   return h;
 }
 
-/* What the bits of a floating value are: layout of its sign, exponent and fraction. */
-static inline void shardproof_classify(shardproof_dtype dtype, uint64_t bits, int* nan, int* inf,
-                                       int* negative_zero) {
+/* Bits of a floating element: its sign and exponent, and the lowest bit of that. Integers: none. */
+typedef struct {
+  uint64_t sign, exponent, step;
+} shardproof_format;
+
+static inline shardproof_format shardproof_format_of(shardproof_dtype dtype) {
   static const int fraction[] = {52, 23, 7, 10}, width[] = {64, 32, 16, 16};
-  uint64_t sign, magnitude, infinity;
-  *nan = *inf = *negative_zero = 0;
-  if (dtype > SHARDPROOF_F16) return;
-  sign = UINT64_C(1) << (width[dtype] - 1);
-  magnitude = bits & (sign - 1);
-  infinity = (sign - 1) & ~((UINT64_C(1) << fraction[dtype]) - 1);
-  *nan = magnitude > infinity;
-  *inf = magnitude == infinity;
-  *negative_zero = bits == sign;
+  shardproof_format f = {0, 0, 0};
+  if (dtype > SHARDPROOF_F16) return f;
+  f.sign = UINT64_C(1) << (width[dtype] - 1);
+  f.step = UINT64_C(1) << fraction[dtype];
+  f.exponent = f.sign - f.step;
+  return f;
 }
 
-/* The value bits, counted and in the mode's form. The NaN of CANON is quiet and positive. */
-static inline uint64_t shardproof_bits(shardproof_digest* d, const shardproof_hash* h,
-                                       const unsigned char* element) {
-  uint64_t bits = 0;
-  int nan, inf, negative_zero;
-  if (shardproof_size(h->dtype) == 8) {
-    memcpy(&bits, element, 8);
-  } else if (shardproof_size(h->dtype) == 4) {
-    uint32_t b;
-    memcpy(&b, element, 4);
-    bits = b;
-  } else {
-    uint16_t b;
-    memcpy(&b, element, 2);
-    bits = b;
-  }
-  shardproof_classify(h->dtype, bits, &nan, &inf, &negative_zero);
+/* The bits of one element, counted and in the mode's form. The NaN of CANON is quiet and positive.
+ */
+static inline uint64_t shardproof_counted(shardproof_digest* d, const shardproof_hash* h,
+                                          uint64_t bits) {
+  const shardproof_format f = shardproof_format_of(h->dtype);
+  const uint64_t magnitude = bits & (f.sign - 1);
+  const int floating = f.sign != 0, nan = floating && magnitude > f.exponent;
+  const int negative_zero = floating && bits == f.sign;
   d->elements += 1;
   d->nans += (uint64_t)nan;
-  d->infinities += (uint64_t)inf;
+  d->infinities += (uint64_t)(floating && magnitude == f.exponent);
   d->negative_zeros += (uint64_t)negative_zero;
-  if (h->mode == SHARDPROOF_CANON) {
-    static const uint64_t quiet[] = {UINT64_C(0x7FF8000000000000), 0x7FC00000, 0x7FC0, 0x7E00};
-    if (nan) bits = quiet[h->dtype];
-    if (negative_zero) bits = 0;
-  }
-  return bits;
+  if (h->mode == SHARDPROOF_CANON && nan) return f.exponent | (f.step >> 1);
+  return h->mode == SHARDPROOF_CANON && negative_zero ? 0 : bits;
+}
+
+static inline uint64_t shardproof_load(const void* element, size_t size) {
+  uint64_t eight;
+  uint32_t four;
+  uint16_t two;
+  if (size == 8) return memcpy(&eight, element, 8), eight;
+  if (size == 4) return memcpy(&four, element, 4), four;
+  return memcpy(&two, element, 2), two;
 }
 
 static inline void shardproof_digest_unit(shardproof_digest* d, const shardproof_hash* h,
@@ -169,7 +175,186 @@ static inline void shardproof_digest_unit(shardproof_digest* d, const shardproof
 /* One element at its index in the whole tensor (unit element only). */
 static inline void shardproof_digest_element(shardproof_digest* d, const shardproof_hash* h,
                                              const void* element, uint64_t index) {
-  shardproof_digest_unit(d, h, index, shardproof_bits(d, h, (const unsigned char*)element));
+  const uint64_t bits = shardproof_load(element, shardproof_size(h->dtype));
+  shardproof_digest_unit(d, h, index, shardproof_counted(d, h, bits));
+}
+
+/* ---- Many units that follow one another, 8 bytes each
+ *
+ * Two fmix a unit and lane for the digest and one more for the coverage: that of the index serves
+ * both. Elements are told apart within a unit without leaving it: an exponent of all ones carries
+ * into the sign when 1 is added to it, and of b xor -0 the magnitude carries into the sign with all
+ * ones added, unless it is 0. The vector forms are the portable one with 4 or 8 units side by side;
+ * sums do not care. */
+
+typedef struct {
+  uint64_t salt[2];
+  uint64_t sign, exponent, step; /* of every element of a unit; 0: count nothing */
+  int to_low;                    /* from the sign of an element to its lowest bit */
+} shardproof_lens;
+
+/* What a chunk adds. Counts are kept a field an element, so that a chunk holds 2^16 units at most.
+ */
+typedef struct {
+  uint64_t lane[2], coverage[2], not_finite, negative_zeros;
+} shardproof_sums;
+
+static inline shardproof_lens shardproof_lens_of(const shardproof_hash* h) {
+  const shardproof_format f = shardproof_format_of(h->dtype);
+  const uint64_t width = 8 * shardproof_size(h->dtype);
+  const uint64_t elements = h->unit == SHARDPROOF_WORD ? 64 / width : 1;
+  shardproof_lens l = {{0, 0}, 0, 0, 0, (int)width - 1};
+  uint64_t k;
+  l.salt[0] = h->salt[0];
+  l.salt[1] = h->salt[1];
+  for (k = 0; h->mode == SHARDPROOF_RAW && k < elements; ++k) {
+    l.sign |= f.sign << (k * width % 64);
+    l.exponent |= f.exponent << (k * width % 64);
+    l.step |= f.step << (k * width % 64);
+  }
+  return l;
+}
+
+/* A scalar or a vector of units: their marks in the lowest bit of each element. */
+#define SHARDPROOF_NOT_FINITE(l, bits) \
+  (((((bits) & (l)->exponent) + (l)->step) & (l)->sign) >> (l)->to_low)
+#define SHARDPROOF_NEGATIVE_ZERO(l, bits) \
+  ((~((((bits) & ~(l)->sign) + ~(l)->sign) | ((bits) ^ (l)->sign)) & (l)->sign) >> (l)->to_low)
+
+static inline void shardproof_units_portable(shardproof_sums* s, const shardproof_lens* l,
+                                             const unsigned char* units, uint64_t n,
+                                             uint64_t first) {
+  uint64_t i;
+  int lane;
+  for (lane = 0; lane < 2; ++lane)
+    for (i = 0; i < n; ++i) {
+      const uint64_t index = shardproof_fmix(l->salt[lane] + (first + i + 1) * SHARDPROOF_GOLDEN);
+      s->lane[lane] += shardproof_fmix(index ^ shardproof_load(units + 8 * i, 8));
+      s->coverage[lane] += shardproof_fmix(index);
+    }
+  for (i = 0; i < n; ++i) {
+    const uint64_t bits = shardproof_load(units + 8 * i, 8);
+    s->not_finite += SHARDPROOF_NOT_FINITE(l, bits);
+    s->negative_zeros += SHARDPROOF_NEGATIVE_ZERO(l, bits);
+  }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__) && \
+    !defined(SHARDPROOF_DIGEST_PORTABLE)
+#define SHARDPROOF_DIGEST_VECTORS 1
+
+#define SHARDPROOF_UNITS(NAME, TARGET, WIDTH)                                               \
+  typedef uint64_t NAME##_vector __attribute__((vector_size(8 * WIDTH)));                   \
+  __attribute__((target(TARGET))) static inline void NAME(                                  \
+      shardproof_sums* s, const shardproof_lens* l, const unsigned char* units, uint64_t n, \
+      uint64_t first) {                                                                     \
+    const NAME##_vector none = {0};                                                         \
+    NAME##_vector at[2], values[2], indices[2], bits, index, value;                         \
+    NAME##_vector not_finite = none, negative_zeros = none;                                 \
+    uint64_t i;                                                                             \
+    int lane, k;                                                                            \
+    for (lane = 0; lane < 2; ++lane) {                                                      \
+      at[lane] = values[lane] = indices[lane] = none;                                       \
+      for (k = 0; k < WIDTH; ++k)                                                           \
+        at[lane][k] = l->salt[lane] + (first + (uint64_t)k + 1) * SHARDPROOF_GOLDEN;        \
+    }                                                                                       \
+    for (i = 0; i + WIDTH <= n; i += WIDTH) {                                               \
+      memcpy(&bits, units + 8 * i, sizeof bits);                                            \
+      not_finite += SHARDPROOF_NOT_FINITE(l, bits);                                         \
+      negative_zeros += SHARDPROOF_NEGATIVE_ZERO(l, bits);                                  \
+      for (lane = 0; lane < 2; ++lane) {                                                    \
+        index = at[lane];                                                                   \
+        SHARDPROOF_FMIX(index);                                                             \
+        value = index ^ bits;                                                               \
+        SHARDPROOF_FMIX(value);                                                             \
+        SHARDPROOF_FMIX(index);                                                             \
+        values[lane] += value;                                                              \
+        indices[lane] += index;                                                             \
+        at[lane] += WIDTH * SHARDPROOF_GOLDEN;                                              \
+      }                                                                                     \
+    }                                                                                       \
+    for (k = 0; k < WIDTH; ++k) {                                                           \
+      for (lane = 0; lane < 2; ++lane) {                                                    \
+        s->lane[lane] += values[lane][k];                                                   \
+        s->coverage[lane] += indices[lane][k];                                              \
+      }                                                                                     \
+      s->not_finite += not_finite[k];                                                       \
+      s->negative_zeros += negative_zeros[k];                                               \
+    }                                                                                       \
+    shardproof_units_portable(s, l, units + 8 * i, n - i, first + i);                       \
+  }
+SHARDPROOF_UNITS(shardproof_units_avx2, "avx2", 4)
+SHARDPROOF_UNITS(shardproof_units_avx512, "avx512f,avx512dq", 8)
+#undef SHARDPROOF_UNITS
+#endif
+
+/* The form that runs on this processor: "avx512", "avx2" or "portable". */
+static inline const char* shardproof_digest_form(void) {
+#ifdef SHARDPROOF_DIGEST_VECTORS
+  if (__builtin_cpu_supports("avx512dq")) return "avx512";
+  if (__builtin_cpu_supports("avx2")) return "avx2";
+#endif
+  return "portable";
+}
+
+static inline void shardproof_units(shardproof_sums* s, const shardproof_lens* l,
+                                    const unsigned char* units, uint64_t n, uint64_t first) {
+#ifdef SHARDPROOF_DIGEST_VECTORS
+  const char* form = shardproof_digest_form();
+  if (form[0] == 'a' && form[3] == '5') {
+    shardproof_units_avx512(s, l, units, n, first);
+    return;
+  }
+  if (form[0] == 'a') {
+    shardproof_units_avx2(s, l, units, n, first);
+    return;
+  }
+#endif
+  shardproof_units_portable(s, l, units, n, first);
+}
+
+static inline uint64_t shardproof_fields(uint64_t fields, uint64_t width) {
+  uint64_t sum = 0;
+  for (; width < 64 && fields; fields >>= width) sum += fields & ((UINT64_C(1) << width) - 1);
+  return width < 64 ? sum : fields;
+}
+
+#define SHARDPROOF_CHUNK 512 /* units: 4 KB, which stays in the first cache */
+
+/* A chunk of units: as they lie in memory where these are words, else element by element. */
+static inline void shardproof_digest_chunk(shardproof_digest* d, const shardproof_hash* h,
+                                           const shardproof_lens* l, const unsigned char* p,
+                                           uint64_t units, uint64_t first) {
+  const size_t size = shardproof_size(h->dtype);
+  const uint64_t of_unit = h->unit == SHARDPROOF_WORD ? 8 / size : 1, width = 8 * size;
+  const uint16_t one = 1;
+  const int little_end = *(const unsigned char*)&one == 1;
+  uint64_t gathered[SHARDPROOF_CHUNK], i, j;
+  shardproof_sums s = {{0, 0}, {0, 0}, 0, 0};
+  const int in_place = h->mode == SHARDPROOF_RAW && (size == 8 || (of_unit > 1 && little_end));
+  for (i = 0; !in_place && i < units; ++i) {
+    gathered[i] = 0; /* first element in the low bits */
+    for (j = 0; j < of_unit; ++j) {
+      uint64_t bits = shardproof_load(p + (i * of_unit + j) * size, size);
+      if (h->mode == SHARDPROOF_CANON) bits = shardproof_counted(d, h, bits);
+      gathered[i] |= bits << (j * width % 64);
+    }
+  }
+  shardproof_units(&s, l, in_place ? p : (const unsigned char*)gathered, units, first);
+  for (i = 0; i < 2; ++i) {
+    d->lane[i] += s.lane[i];
+    d->coverage[i] += s.coverage[i];
+  }
+  if (h->mode == SHARDPROOF_CANON) return; /* counted above */
+  d->elements += units * of_unit;
+  d->negative_zeros += shardproof_fields(s.negative_zeros, width);
+  if (s.not_finite == 0) return;
+  for (i = 0; i < units * of_unit; ++i) {
+    const shardproof_format f = shardproof_format_of(h->dtype);
+    const uint64_t magnitude = shardproof_load(p + i * size, size) & (f.sign - 1);
+    d->nans += magnitude > f.exponent;
+    d->infinities += magnitude == f.exponent;
+  }
 }
 
 /* `count` elements that follow one another in memory and in the whole tensor, the first at `first`.
@@ -177,15 +362,15 @@ static inline void shardproof_digest_element(shardproof_digest* d, const shardpr
 static inline int shardproof_digest_run(shardproof_digest* d, const shardproof_hash* h,
                                         const void* data, uint64_t count, uint64_t first) {
   const unsigned char* p = (const unsigned char*)data;
-  const size_t size = shardproof_size(h->dtype);
-  const uint64_t of_unit = h->unit == SHARDPROOF_WORD ? 8 / size : 1;
-  uint64_t i, j;
+  const uint64_t of_unit = h->unit == SHARDPROOF_WORD ? 8 / shardproof_size(h->dtype) : 1;
+  const shardproof_lens l = shardproof_lens_of(h);
+  uint64_t at, units, n;
   if (first % of_unit || count % of_unit) return -1;
-  for (i = 0; i < count; i += of_unit) {
-    uint64_t bits = 0; /* first element in the low bits */
-    for (j = 0; j < of_unit; ++j, p += size)
-      bits |= shardproof_bits(d, h, p) << (j * 8 * size % 64);
-    shardproof_digest_unit(d, h, (first + i) / of_unit, bits);
+  units = count / of_unit;
+  for (at = 0; at < units; at += n) {
+    n = units - at < SHARDPROOF_CHUNK ? units - at : SHARDPROOF_CHUNK;
+    shardproof_digest_chunk(d, h, &l, p + at * of_unit * shardproof_size(h->dtype), n,
+                            first / of_unit + at);
   }
   return 0;
 }
@@ -197,8 +382,7 @@ static inline int shardproof_digest_block(shardproof_digest* d, const shardproof
                                           const void* data, int dims, const int64_t* shape,
                                           const int64_t* start, const int64_t* extent) {
   const unsigned char* p = (const unsigned char*)data;
-  const int64_t of_unit =
-      h->unit == SHARDPROOF_WORD ? (int64_t)(8 / shardproof_size(h->dtype)) : 1;
+  const int64_t of_unit = h->unit == SHARDPROOF_WORD ? (int64_t)(8 / shardproof_size(h->dtype)) : 1;
   int64_t at[16] = {0}, row, rows = 1;
   int k;
   if (dims < 0 || dims > 16) return -1;
@@ -237,15 +421,15 @@ static inline void shardproof_digest_add(shardproof_digest* sum, const shardproo
 static inline int shardproof_digest_write(FILE* log, int64_t step, const char* phase,
                                           const char* tensor, const char* axis, const char* rank,
                                           const shardproof_hash* h, const shardproof_digest* d) {
-  const int n = fprintf(
-      log,
-      "step=%" PRId64 " phase=%s tensor=%s axis=%s rank=%s digest=%016" PRIx64 "%016" PRIx64
-      " coverage=%016" PRIx64 "%016" PRIx64 " elements=%" PRIu64 " nan=%" PRIu64 " inf=%" PRIu64
-      " negzero=%" PRIu64 " dtype=%s mode=%s unit=%s\n",
-      step, phase, tensor, axis, rank, d->lane[0], d->lane[1], d->coverage[0], d->coverage[1],
-      d->elements, d->nans, d->infinities, d->negative_zeros, shardproof_dtype_name(h->dtype),
-      h->mode == SHARDPROOF_CANON ? "canon" : "raw",
-      h->unit == SHARDPROOF_WORD ? "word" : "element");
+  const int n =
+      fprintf(log,
+              "step=%" PRId64 " phase=%s tensor=%s axis=%s rank=%s digest=%016" PRIx64 "%016" PRIx64
+              " coverage=%016" PRIx64 "%016" PRIx64 " elements=%" PRIu64 " nan=%" PRIu64
+              " inf=%" PRIu64 " negzero=%" PRIu64 " dtype=%s mode=%s unit=%s\n",
+              step, phase, tensor, axis, rank, d->lane[0], d->lane[1], d->coverage[0],
+              d->coverage[1], d->elements, d->nans, d->infinities, d->negative_zeros,
+              shardproof_dtype_name(h->dtype), h->mode == SHARDPROOF_CANON ? "canon" : "raw",
+              h->unit == SHARDPROOF_WORD ? "word" : "element");
   return n < 0 || fflush(log) != 0 ? -1 : 0;
 }
 

@@ -6,11 +6,15 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "fixtures/context_maps.hpp"
 #include "fixtures/index_maps.hpp"
 #include "fixtures/random.hpp"
 #include "fixtures/sharding.hpp"
+#include "oracle/comm/ledger.hpp"
+#include "oracle/comm/world.hpp"
+#include "oracle/digest/bytes_hash.hpp"
 #include "oracle/digest/digest.hpp"
 
 namespace shardproof::digest {
@@ -245,6 +249,22 @@ TEST(DigestCoverage, SeesALostAndADoubledIndexWhateverTheValues) {
   EXPECT_TRUE(covers(whole(x), plain_f32, 32));
 }
 
+TEST(DigestCoverage, NamesTheTensorAndTheRange) {
+  const Mesh mesh({{Axis::tp, 4}});
+  EXPECT_EQ(cover_fault("w", std::vector<int64_t>{8, 5}, {{Axis::tp, S(0)}}, mesh), "");
+  EXPECT_EQ(cover_fault("w", std::vector<int64_t>{8, 5}, {{Axis::tp, I()}}, mesh), "");
+  EXPECT_EQ(cover_fault("w", std::vector<int64_t>{8, 5}, {{Axis::tp, P()}}, mesh), "");
+  auto of = [](std::vector<int64_t> a, std::vector<int64_t> b) {
+    const Holder holders[] = {{"rank 0", std::move(a)}, {"rank 1", std::move(b)}};
+    return cover_fault("w1", 8, holders);
+  };
+  EXPECT_EQ(of({0, 1, 6, 7}, {2, 3, 4, 5}), "");
+  EXPECT_EQ(of({0, 1, 2}, {6, 7}), "w1: 3 to 5 are on no rank");
+  EXPECT_EQ(of({0, 1, 2, 3}, {3, 4, 5, 6, 7}), "w1: 3 is on rank 0 and on rank 1");
+  EXPECT_EQ(of({0, 1, 2, 3, 3}, {4, 5, 6, 7}), "w1: 3 is on rank 0 twice");
+  EXPECT_EQ(of({0, 1, 2, 3}, {4, 5, 6, 8}), "w1: index 8 of rank 1 is none of 0 to 7");
+}
+
 // ---- Replicas
 
 // Expert parameters are copies over expert-data-parallel ranks: ep=2 x dp=2, ranks {0,2} and {1,3}.
@@ -276,19 +296,111 @@ TEST(DigestReplicas, TheMinorityIsNamedAndShardsAddUpBesideIt) {
   EXPECT_TRUE(same(whole_of(mesh, layout, digests, 3), whole(x)));
 }
 
+// ---- Forms
+
+#ifdef SHARDPROOF_DIGEST_VECTORS
+void expect_form(void (*form)(shardproof_sums*, const shardproof_lens*, const unsigned char*,
+                              uint64_t, uint64_t)) {
+  for (shardproof_dtype type : {SHARDPROOF_F64, SHARDPROOF_F32, SHARDPROOF_BF16, SHARDPROOF_F16}) {
+    Hash h = shardproof_hash_plain(type, SHARDPROOF_RAW);
+    h.unit = SHARDPROOF_WORD;
+    const shardproof_lens lens = shardproof_lens_of(&h);
+    const shardproof_format f = shardproof_format_of(type);
+    // Every other word in two is a special value in its lowest element.
+    std::vector<uint64_t> words(67);
+    for (size_t i = 0; i < words.size(); ++i)
+      words[i] = i % 4 == 1   ? f.sign
+                 : i % 4 == 3 ? f.exponent | (i & 4)
+                              : shardproof_fmix(i) & ~lens.step;
+    const auto* bytes = reinterpret_cast<const unsigned char*>(words.data());
+    for (uint64_t n : {0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 33, 67})
+      for (uint64_t first : {uint64_t(0), uint64_t(5), uint64_t(1) << 40}) {
+        shardproof_sums due{}, got{};
+        shardproof_units_portable(&due, &lens, bytes, n, first);
+        form(&got, &lens, bytes, n, first);
+        EXPECT_EQ(std::memcmp(&due, &got, sizeof due), 0) << n << " " << first << " " << type;
+      }
+  }
+}
+TEST(DigestForms, Avx2AddsTheSameBits) {
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "this processor has no AVX2";
+  expect_form(shardproof_units_avx2);
+}
+TEST(DigestForms, Avx512AddsTheSameBits) {
+  if (!__builtin_cpu_supports("avx512dq")) GTEST_SKIP() << "this processor has no AVX-512 DQ";
+  expect_form(shardproof_units_avx512);
+}
+#endif
+
+// By the definition, element by element, whatever the chunks: 1300 elements are three of them.
+TEST(DigestForms, RunsAreSumsOfElementsInEveryTypeAndMode) {
+  const double special[] = {0.0, -0.0, INFINITY, -INFINITY, std::nan("")};
+  std::vector<double> f64(1300);
+  std::vector<float> f32(f64.size());
+  std::vector<uint16_t> half(f64.size());
+  for (size_t i = 0; i < f64.size(); ++i) {
+    f64[i] = i % 7 == 2 ? special[i % 5] : double(i) - 400.5;
+    f32[i] = float(f64[i]);
+    uint32_t bits;
+    std::memcpy(&bits, &f32[i], 4);
+    half[i] = uint16_t(bits >> 16);
+  }
+  const std::tuple<shardproof_dtype, const void*> tensors[] = {
+      {SHARDPROOF_F64, f64.data()},  {SHARDPROOF_F32, f32.data()}, {SHARDPROOF_BF16, half.data()},
+      {SHARDPROOF_F16, half.data()}, {SHARDPROOF_I64, f64.data()}, {SHARDPROOF_I32, f32.data()}};
+  for (const auto& [type, data] : tensors)
+    for (shardproof_mode mode : {SHARDPROOF_RAW, SHARDPROOF_CANON}) {
+      const Hash h = shardproof_hash_plain(type, mode);
+      Digest run{}, elements{};
+      ASSERT_EQ(shardproof_digest_run(&run, &h, data, f64.size(), 3), 0);
+      for (size_t i = 0; i < f64.size(); ++i)
+        shardproof_digest_element(
+            &elements, &h, static_cast<const std::byte*>(data) + i * shardproof_size(type), i + 3);
+      EXPECT_EQ(std::memcmp(&run, &elements, sizeof run), 0) << shardproof_dtype_name(type);
+      Hash words = h;
+      words.unit = SHARDPROOF_WORD;
+      Digest counts{};
+      ASSERT_EQ(shardproof_digest_run(&counts, &words, data, f64.size(), 0), 0);
+      EXPECT_EQ(counts.nans, elements.nans);
+      EXPECT_EQ(counts.infinities, elements.infinities);
+      EXPECT_EQ(counts.negative_zeros, elements.negative_zeros);
+      EXPECT_EQ(counts.elements, elements.elements);
+    }
+}
+
+// ---- Copies of one layout
+
+TEST(BytesHash, EveryBitAndTheSizeCount) {
+  std::vector<std::byte> x(37);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::byte(i);
+  const BytesHash due = hash_of_bytes(x);
+  EXPECT_EQ(hash_of_bytes(std::vector<std::byte>(x)), due);
+  for (size_t i = 0; i < x.size(); ++i)
+    for (int bit = 0; bit < 8; ++bit) {
+      auto y = x;
+      y[i] ^= std::byte(1 << bit);
+      EXPECT_NE(hash_of_bytes(y), due);
+    }
+  auto longer = x;
+  longer.push_back(std::byte(0));
+  EXPECT_NE(hash_of_bytes(longer), due);
+}
+
+// xxHash's own sanity check: XXH3_128bits of no bytes with seed 0 is 99AA06D3014798D8
+// 6001C324468D497F.
+TEST(BytesHash, IsXXH3WhereItIsThere) {
+  if (name_of_bytes_hash() != "XXH3") GTEST_SKIP() << name_of_bytes_hash();
+  EXPECT_EQ(hash_of_bytes({}), (BytesHash{0x6001C324468D497Fu, 0x99AA06D3014798D8u}));
+}
+
 // ---- Where
 
 struct Compared {
   std::vector<float> a, b;
-  RangeDigest range(const std::vector<float>& x) const {
-    return [&x](int64_t begin, int64_t end) {
-      Digest d{};
-      shardproof_digest_run(&d, &plain_f32, &x[size_t(begin)], uint64_t(end - begin),
-                            uint64_t(begin));
-      return d;
-    };
+  static Parts parts(const std::vector<float>& x) {
+    return parts_of(plain_f32, reinterpret_cast<const std::byte*>(x.data()));
   }
-  Located locate(int k) const { return first_difference(int64_t(a.size()), k, range(a), range(b)); }
+  Located locate(int k) const { return first_difference(int64_t(a.size()), k, parts(a), parts(b)); }
 };
 
 TEST(DigestWhere, TheSmallestOfFiveFaultsInCeilLogKRounds) {
@@ -308,6 +420,38 @@ TEST(DigestWhere, EveryIndexOfAnOddLengthAndEqualTensors) {
     EXPECT_EQ(c.locate(3).index, int64_t(at));
   }
   EXPECT_EQ((Compared{numbers(37), numbers(37)}.locate(4).index), -1);
+}
+
+// 2^26 elements on two ranks that exchange 1024 words a round: three rounds, since 2^20 < 2^26 <=
+// 2^30.
+TEST(DigestWhere, TheFirstOf64MillionInThreeRoundsBetweenRanks) {
+  constexpr int64_t n = int64_t(1) << 26, first = 41'234'567, second = n - 1;
+  WorldSpec spec;
+  spec.ranks = 2;
+  const auto world = start_world(spec, [&](RankHost& host, std::span<const std::byte>) {
+    host.state->rank = host.rank, host.state->size = host.size, host.state->trace = host.trace;
+    Group both;
+    both.members = {0, 1}, both.me = host.rank, both.label = "world",
+    both.id = group_id(both.members);
+    LedgerDoor ledger(*host.state, *host.door);
+    Communicator copies(both, ledger);
+    std::vector<uint16_t> x(static_cast<size_t>(n), uint16_t(0x3f80));
+    if (host.rank == 1) x[size_t(first)] = x[size_t(second)] = 0x4000;
+    const Located found = first_difference(
+        copies, n, 1024,
+        parts_of(hash_of("x", DType::bf16), reinterpret_cast<const std::byte*>(x.data())));
+    std::vector<std::byte> record(sizeof found);
+    std::memcpy(record.data(), &found, sizeof found);
+    return record;
+  });
+  for (const RankOutcome& o : world->run({}, 1, 30)) {
+    ASSERT_EQ(o.record.size(), sizeof(Located)) << o.text;
+    Located found;
+    std::memcpy(&found, o.record.data(), sizeof found);
+    EXPECT_EQ(found.index, first);
+    EXPECT_EQ(found.rounds, 3);
+    EXPECT_EQ(found.bytes, 8192);
+  }
 }
 
 }  // namespace
