@@ -161,6 +161,7 @@ const std::vector<OptionName>& drift_options() {
       {"--report", "DIR", "write index.html, with the distance by step"},
       {"--log", "FILE", "write a digest log of the run"},
       {"--logs", "A [B]", "in place of a line: digest logs of one run, or of two"},
+      {"--exact", "", "with --logs A B: all sums are exact, so that layouts owe equal bits"},
       mpiexec_option,
       in_process_option,
       scale_option,
@@ -737,7 +738,9 @@ int drift_of_logs(const Words& words) {
   std::vector<digest::Log> logs;
   for (const std::string& file : files) logs.push_back(digest::read_log(file));
   const digest::LogReport report =
-      logs.size() == 1 ? digest::judge_log(logs[0]) : digest::compare_logs(logs[0], logs[1]);
+      logs.size() == 1 ? digest::judge_log(logs[0])
+                       : digest::compare_logs(logs[0], logs[1], words.values.contains("--exact"));
+  if (report.findings.empty() && !report.refused.empty()) throw BadInput(report.refused);
   say(coloured(digest::log_text(report, logs)));
   write_json(words, digest::log_json(report, logs));
   return report.findings.empty() ? exit_passed : exit_failed;

@@ -11,6 +11,7 @@
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/command.hpp"
+#include "oracle/drift.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/run.hpp"
 
@@ -57,6 +58,24 @@ std::string controls_text(const Registry& registry, const std::string& contract)
   for (const Control& c : registry.controls())
     if (c.contract == contract)
       text += fmt::format("    control={:<36} {}: {}\n", c.name, c.check, c.imitates);
+  return text;
+}
+
+// `list controls`: all of them, without the keys of their contracts.
+std::string all_controls(const Registry& registry, const std::string& pattern) {
+  std::string text;
+  for (const Contract& c : registry.contracts())
+    if (const std::string own = controls_text(registry, c.name);
+        pattern == "controls" && !own.empty())
+      text += fmt::format("  {}\n{}", c.name, own);
+  return text;
+}
+
+std::string faults_of_training(const std::string& pattern) {
+  const bool all = pattern.empty() || pattern == "controls" || pattern == "drift";
+  std::string text;
+  for (const auto& [name, does] : drift_faults())
+    if (all || holds(name, pattern)) text += fmt::format("  {:<28} {}\n", name, does);
   return text;
 }
 
@@ -136,6 +155,7 @@ std::vector<std::string> all_names(const Registry& registry) {
   for (const auto& c : registry.controls()) names.push_back(c.name);
   for (const auto& c : all_checks()) names.push_back(c.name);
   for (const auto& o : fault_operators()) names.push_back(o.name);
+  for (const auto& fault : drift_faults()) names.push_back(fault.first);
   for (const std::string& lane : lane_names()) names.push_back(lane);
   return names;
 }
@@ -150,7 +170,8 @@ std::vector<std::string> all_names(const Registry& registry) {
 // check -> rank counts on which a case of tier ci asks it of the default subject.
 std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Contract& c) {
   std::map<std::string, std::set<int>> ranks;
-  for (const std::string& words : c.illegal) ranks["rejection"].insert(parse(words, registry).world());
+  for (const std::string& words : c.illegal)
+    ranks["rejection"].insert(parse(words, registry).world());
   for (const std::string& words : c.cases("ci")) {
     Case line = parse(words, registry);
     for (const std::string& check : due_checks(c, line, declared_of(line, registry), {}))
@@ -167,6 +188,9 @@ std::string list_text(const Registry& registry, const std::string& pattern) {
       section("contracts", contracts(registry, pattern)) +
       section("keys of every line", common_keys(pattern)) + section("checks", checks(pattern)) +
       section("fault operators (fault=OPERATOR@PHASE.AXIS.NUMBER)", operators(pattern)) +
+      section("controls", all_controls(registry, pattern)) +
+      section("faults of the training step (drift only: control=NAME@STEP)",
+              faults_of_training(pattern)) +
       section("lanes (NAME.npRANKS)", lanes(pattern));
   if (text.empty()) nothing_named(registry, pattern);
   text.pop_back();  // the blank line after the last section

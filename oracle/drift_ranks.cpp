@@ -19,15 +19,16 @@ namespace shardproof::drift {
 namespace {
 
 constexpr std::string_view mark = "steps of a training run\n";
-constexpr int64_t batches = 4;  // data repeat after so many microbatches, so that a loss can fall
+constexpr int64_t batches = 4;  // data repeat after so many steps, so that a loss can fall
 
 Whole normals(const Case& line, const Operand& o, const Layout& layout, const Mesh& mesh,
-              const std::string& stream, uint64_t seed, double scale, DType storage) {
+              const std::string& stream, uint64_t seed, double scale, DType storage,
+              uint64_t first = 0) {
   Whole w{whole_shape(o.shape, layout, mesh), {}};
   const Stream123 numbers(line.seed() + seed, stream);
   w.value.resize(size_t(product(w.shape)));
   for (size_t i = 0; i < w.value.size(); ++i)
-    w.value[i] = round_to(scale * numbers.normal(i), storage);
+    w.value[i] = round_to(scale * numbers.normal(first + i), storage);
   return w;
 }
 
@@ -78,10 +79,10 @@ class TrainingRank final : public Rank {
     host_.state->mesh = &mesh_;
     host_.state->phase = phase;
   }
-  void end_step() {
+  std::vector<LedgerEntry> end_step() {
     workspaces_.clear();
-    ledger_.take();
     host_.state->phase = Phase::harness;
+    return ledger_.take();
   }
 
  private:
@@ -163,7 +164,7 @@ class Trainer {
     } catch (const std::exception& e) {
       stop(record, ShotRecord::threw, number, e.what());
     }
-    rank_.end_step();
+    record.ledger = rank_.end_step();
     return record;
   }
 
@@ -285,6 +286,9 @@ class Trainer {
     rank_.begin(line, Phase::finish);
     kernel.finish(rank_, *saved, into);
     rank_.begin(line, Phase::harness);
+    for (const Tensor& t : inputs_)
+      if (t.operand.role == Operand::input && t.operand.gradient)
+        keep(t, microbatch + int(m), true, gradients[size_t(t.number)], record);
   }
 
   Buffer cotangent(const Tensor& t, const Buffer& output, int64_t number, int64_t m) const {
@@ -408,15 +412,24 @@ Whole initial(const Case& line, const Operand& o, const Mesh& mesh) {
   return normals(line, o, o.layout, mesh, o.name, 0, scale, storage_of(line, o));
 }
 
+// The microbatches of a step follow one another in one stream: how a step's rows are cut over dp
+// and microbatches does not change them.
+namespace {
+Whole of_step(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m,
+              const std::string& stream, DType storage) {
+  const uint64_t batch = uint64_t(step % batches),
+                 rows = uint64_t(product(whole_shape(o.shape, o.layout, mesh)));
+  return normals(line, o, o.layout, mesh, stream, (batch + 1) * 0x9e3779b9, 1, storage,
+                 uint64_t(m) * rows);
+}
+}  // namespace
+
 Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
-  const uint64_t batch = uint64_t((step * microbatches(line) + m) % batches);
-  return normals(line, o, o.layout, mesh, o.name, (batch + 1) * 0x9e3779b9, 1, storage_of(line, o));
+  return of_step(line, o, mesh, step, m, o.name, storage_of(line, o));
 }
 
 Whole target_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
-  const uint64_t batch = uint64_t((step * microbatches(line) + m) % batches);
-  return normals(line, o, o.layout, mesh, "target of " + o.name, (batch + 1) * 0x9e3779b9, 1,
-                 DType::f64);
+  return of_step(line, o, mesh, step, m, "target of " + o.name, DType::f64);
 }
 
 double elements_of_loss(const Case& line, const std::vector<Operand>& operands) {
@@ -477,9 +490,10 @@ void Optimizer::resume(int which, int64_t steps, std::vector<double> mean,
 }
 
 int64_t steps_of_job(const Case& line, const std::vector<Operand>& operands) {
-  int64_t bytes = 4096;
+  int64_t bytes = 4096 + 4096 * microbatches(line);  // results, and the calls of a step
   for (const Operand& o : operands)
-    for (int64_t times = o.role == Operand::output ? 2 * microbatches(line) : 6; times > 0; --times)
+    for (int64_t times = o.role == Operand::parameter ? 6 : 2 * microbatches(line); times > 0;
+         --times)
       bytes += 256 + 8 * product(o.shape);
   return std::clamp<int64_t>((int64_t(1) << 20) / bytes, 1, 50);
 }

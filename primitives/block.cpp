@@ -54,7 +54,26 @@ std::vector<Axis> axes_of_block(const Case& line) {
   return {Axis::tp};
 }
 
+namespace {
+
+std::optional<Rejected> refused_samples(const Case& line) {
+  const int64_t samples = line.at("samples"), m = line.at("microbatches"),
+                dp = line.ranks(Axis::dp);
+  if (samples == 0) return {};
+  if (samples % (m * dp) != 0)
+    return Rejected("samples divisible by microbatches x dp = " + std::to_string(m * dp),
+                    "samples=" + line.text("samples"),
+                    "choose a multiple of " + std::to_string(m * dp));
+  if (line.at("tokens") * m != samples)
+    return Rejected("samples = tokens x microbatches = " + std::to_string(line.at("tokens") * m),
+                    "samples=" + line.text("samples"), "leave one of the two out");
+  return {};
+}
+
+}  // namespace
+
 std::optional<Rejected> refused_block(const Case& line) {
+  if (auto refused = refused_samples(line)) return refused;
   if (auto refused = refused_own_tokens(line)) return refused;
   const int64_t p = line.ranks(Axis::tp);
   if (line.at("ffn") % p == 0) return {};

@@ -145,8 +145,13 @@ std::vector<Gemm> gemms(const Case& c, int) {
           {"dW1 = dZ^T U", true, f, h, T}, {"dU = dZ W1", true, T, h, f}};
 }
 
+// A step has samples = microbatch x microbatches x dp, rows of x here; tp and cp do not count.
 std::vector<Key> keys() {
   std::vector<Key> list = token_keys();
+  list[0].derive = [rows = list[0].derive](const Case& c) {
+    if (c.at("samples") == 0) return rows(c);
+    return std::to_string(std::max<int64_t>(1, c.at("samples") / c.at("microbatches")));
+  };
   list.push_back(extent("hidden", "10", 1, "features of x and y"));
   list.push_back(extent("ffn", "48", 1, "columns between the linears"));
   Key act{"activation", "gelu", "between the linears; gelu is the exact one"};
@@ -170,6 +175,8 @@ std::vector<Key> keys() {
   list.push_back(draw);
   list.push_back(sp_key());
   list.push_back(microbatches_key());
+  list.push_back(extent("samples", "0", 0,
+                        "rows of a step, all dp ranks and microbatches; 0: tokens * microbatches"));
   return list;
 }
 
@@ -209,8 +216,12 @@ Contract block() {
   c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
   c.cases = cases;
   c.gemms = gemms;
-  c.illegal = {"block tp=4 ffn=10", "block tp=4 sp=on tokens=10", "block tp=2 sp=on seq=3 batch=2",
-               "block tp=2 ep=2"};
+  c.illegal = {"block tp=4 ffn=10",
+               "block tp=4 sp=on tokens=10",
+               "block tp=2 sp=on seq=3 batch=2",
+               "block tp=2 ep=2",
+               "block dp=4 microbatches=2 samples=18",
+               "block dp=2 tokens=8 samples=16"};
   c.witnesses = {"block tp=2 sp=on", "block tp=3 sp=on", "block tp=4 sp=on",
                  "block tp=2 dp=2 sp=on"};
   return c;

@@ -3,8 +3,9 @@
 //
 //   step=20 phase=backward tensor=w1 axis=tp:S,dp:I rank=3,0 digest=... coverage=... elements=...
 //
-// Of one log: are copies equal, is every index there once, are the numbers finite. Of two: at which
-// step, in which phase, with which tensor do the runs part.
+// Of one log: are copies equal, is every index there once, are the numbers finite, do ranks that
+// need numbers of their own (dropout masks) have them. Of two: at which step, in which phase, with
+// which tensor do the runs part.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -20,7 +21,7 @@ struct LogLine {
   int64_t number = 0;  // in its file, from 1
   int64_t step = 0;
   std::string phase, tensor;
-  std::vector<std::pair<std::string, char>> axes;  // name, 'S' or 'I'
+  std::vector<std::pair<std::string, char>> axes;  // name, 'S', 'I' or 'D'
   std::vector<int64_t> place;                      // on them
   Digest digest{};
   Hash hash{};
@@ -44,10 +45,13 @@ struct LogFinding {
 struct LogReport {
   std::vector<LogFinding> findings;  // in the order of step, phase and tensor
   std::vector<std::string> notes;
+  std::string refused;  // why what differs between two layouts says nothing; "" nothing of the kind
   int64_t tensors = 0, steps = 0;  // records of a tensor at a step and phase; steps
 };
 LogReport judge_log(const Log&);
-LogReport compare_logs(const Log& a, const Log& b);
+// Floating sums round by the order in which a layout adds them: between two layouts only what is
+// moved (phases "init" and "input"), integers and, as the caller says, `exact` sums owe equal bits.
+LogReport compare_logs(const Log& a, const Log& b, bool exact = false);
 
 std::string log_text(const LogReport&, const std::vector<Log>&);
 std::string log_json(const LogReport&, const std::vector<Log>&);

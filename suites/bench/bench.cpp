@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,9 @@
 #include "oracle/comm/communicator.hpp"
 #include "oracle/comm/ledger.hpp"
 #include "oracle/comm/mpi.hpp"
+#include "oracle/digest/bytes_hash.hpp"
+#include "oracle/digest/digest.hpp"
+#include "oracle/drift.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/run.hpp"
 #include "reference/linear.hpp"
@@ -164,6 +168,108 @@ double reference_linear_over_eigen(int64_t n) {
   return median(ratios);
 }
 
+// ---- Fingerprints
+
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+// Bytes a second of CPU time, the best of five: other work on the machine does not count.
+template <class Pass>
+double bytes_per_second(size_t bytes, const Pass& pass) {
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    const double begin = cpu_seconds();
+    pass();
+    best = std::max(best, double(bytes) / (cpu_seconds() - begin));
+  }
+  return best;
+}
+
+// Reads and does next to nothing: four vectors of sums side by side.
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+uint64_t sum_of_words(const uint64_t* x, size_t n) {
+  typedef uint64_t Lanes __attribute__((vector_size(32), aligned(8)));
+  Lanes sums[4] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (size_t k = 0; k < 4; ++k) sums[k] += *reinterpret_cast<const Lanes*>(x + i + 4 * k);
+  const Lanes all = sums[0] + sums[1] + sums[2] + sums[3];
+  uint64_t sum = all[0] + all[1] + all[2] + all[3];
+  for (; i < n; ++i) sum += x[i];
+  return sum;
+}
+
+void measure_hashes(std::vector<Row>& rows) {
+  std::vector<uint64_t> x(size_t(32) << 20);  // 256 MiB: no cache holds it
+  for (size_t i = 0; i < x.size(); ++i) x[i] = shardproof_fmix(i) & 0x3fffffff3fffffff;
+  const auto bytes = std::as_bytes(std::span(x));
+  uint64_t keep = 0;
+  const double read = bytes_per_second(bytes.size(), [&] { keep += sum_of_words(x.data(), x.size()); });
+  const double hash = bytes_per_second(bytes.size(), [&] { keep += digest::hash_of_bytes(bytes)[0]; });
+  shardproof_hash words = shardproof_hash_plain(SHARDPROOF_F32, SHARDPROOF_RAW);
+  words.unit = SHARDPROOF_WORD;
+  const double additive = bytes_per_second(bytes.size(), [&] {
+    shardproof_digest d{};
+    shardproof_digest_run(&d, &words, x.data(), 2 * x.size(), 0);
+    keep += d.lane[0];
+  });
+  if (keep == 1) throw Infrastructure("the sums that are timed came to nothing");
+  rows.push_back({"read_bandwidth", "none", 1, read / 1e9, "GB/s", "sum of 256 MiB of words, one core, best of 5"});
+  rows.push_back({"replica_hash", "none", 1, hash / read, "ratio", fmt::format("{} of the same bytes / read_bandwidth", digest::name_of_bytes_hash())});
+  rows.push_back({"additive_digest_words", "none", 1, additive / read, "ratio",
+                  fmt::format("two lanes, coverage and counts of f32 in words ({}) / read_bandwidth", shardproof_digest_form())});
+}
+
+// Two ranks hold copies of 2^30 values, of which one rank has another near the end: what they
+// exchange until both know its index. The copies share their pages but for the one that differs.
+void measure_location(std::vector<Row>& rows) {
+  constexpr int64_t n = int64_t(1) << 30, odd = n - 12345;
+  const std::vector<uint16_t> values(size_t(n), 0x3f80);
+  struct Told {
+    digest::Located found;
+    double seconds;
+  };
+  WorldSpec spec;
+  spec.ranks = 2;
+  const auto world = start_world(spec, [&](RankHost& host, std::span<const std::byte>) {
+    host.state->rank = host.rank, host.state->size = host.size, host.state->trace = host.trace;
+    if (host.rank == 1) const_cast<uint16_t*>(values.data())[odd] = 0x4000;
+    Group both;
+    both.members = {0, 1}, both.me = host.rank, both.label = "world", both.id = group_id(both.members);
+    LedgerDoor ledger(*host.state, *host.door);
+    Communicator copies(both, ledger);
+    const auto begin = Clock::now();
+    Told told{digest::first_difference(copies, n, 1024,
+                                       digest::parts_of(digest::hash_of("x", DType::bf16), reinterpret_cast<const std::byte*>(values.data()))),
+              0};
+    told.seconds = seconds_since(begin);
+    std::vector<std::byte> record(sizeof told);
+    std::memcpy(record.data(), &told, sizeof told);
+    return record;
+  });
+  Told told{};
+  const auto outcomes = world->run({}, 1, 10 * case_deadline_seconds);
+  if (outcomes[0].record.size() == sizeof told) std::memcpy(&told, outcomes[0].record.data(), sizeof told);
+  if (told.found.index != odd) throw Infrastructure(fmt::format("the element that differs was not found: {}", outcomes[0].text));
+  rows.push_back({"first_difference_2e30", "processes", 2, double(told.found.rounds), "rounds",
+                  fmt::format("copies of 2^30 bf16 values, {} bytes a rank and round, {:.2g} s", told.found.bytes, told.seconds)});
+}
+
+double drift_seconds(const Registry& registry, const std::string& program) {
+  Options options;
+  options.program = program;
+  DriftOptions given;
+  given.steps = 1000;
+  const DriftReport report = run_drift(parse_drift({"block", "tp=4", "sp=on"}, registry), given, options, registry);
+  if (report.drifted() || report.steps != given.steps) throw Infrastructure("the training run that is timed drifted: " + report.ended);
+  return report.seconds;
+}
+
 std::vector<Row> measure(const Registry& registry, const std::string& program, const std::string& command) {
   std::vector<Row> rows;
   std::vector<std::string> transports{"processes", "threads"};
@@ -177,6 +283,9 @@ std::vector<Row> measure(const Registry& registry, const std::string& program, c
   rows.push_back({"start_up", "none", 1, process_ms({command, "--help"}, 9), "ms", "whole process of `shardproof --help`, families registered"});
   rows.push_back({"smoke_tier", "processes", 4, process_ms({command, "gate", "--tier", "smoke", "mapping"}, 1) / 1e3, "s", "whole process, family mapping, controls included"});
   rows.push_back({"smoke_tier_all", "processes", 4, process_ms({command, "gate", "--tier", "smoke"}, 1) / 1e3, "s", "whole process, every family, controls included"});
+  measure_hashes(rows);
+  measure_location(rows);
+  rows.push_back({"drift_1000_steps", "processes", 4, drift_seconds(registry, program), "s", "block tp=4 sp=on, every gradient and hash of every step judged"});
   rows.push_back({"reference_linear_1024", "none", 1, reference_linear_over_eigen(1024), "ratio", "plain Eigen double GEMM / reference::linear, one run"});
   return rows;
 }
