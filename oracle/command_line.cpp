@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <sstream>
 #include <thread>
@@ -729,6 +730,20 @@ void write_json(const Words& words, const std::string& json) {
                                      *path, std::strerror(errno)));
 }
 
+// Before anything runs; leaves what is there, and where nothing is, nothing.
+void require_writable_json(const Words& words) {
+  const std::string* path = single(words, "--json");
+  if (!path) return;
+  std::error_code ignored;
+  const bool there = std::filesystem::exists(*path, ignored);
+  std::FILE* file = std::fopen(path->c_str(), "a");
+  if (file) std::fclose(file);
+  if (file && !there) std::filesystem::remove(*path, ignored);
+  if (!file)
+    throw BadInput(fmt::format("--json: expected a file that can be written, met '{}' ({})", *path,
+                               std::strerror(errno)));
+}
+
 // `--logs A B`: the second file stands among the plain words.
 int drift_of_logs(const Words& words) {
   std::vector<std::string> files = words.values.at("--logs");
@@ -739,8 +754,9 @@ int drift_of_logs(const Words& words) {
   for (const std::string& file : files) logs.push_back(digest::read_log(file));
   const digest::LogReport report =
       logs.size() == 1 ? digest::judge_log(logs[0])
-                       : digest::compare_logs(logs[0], logs[1], words.values.contains("--exact"));
+                       : digest::compare_logs(logs[0], logs[1], words.flags.contains("--exact"));
   if (report.findings.empty() && !report.refused.empty()) throw BadInput(report.refused);
+  require_writable_json(words);
   say(coloured(digest::log_text(report, logs)));
   write_json(words, digest::log_json(report, logs));
   return report.findings.empty() ? exit_passed : exit_failed;
@@ -765,6 +781,7 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   if (common.seed) line.line.set("seed", std::to_string(*common.seed));
   if (!common.report.empty()) check_report_folder(common.report);
   catch_interrupts();
+  require_writable_json(words);
   const DriftReport report = run_drift(line, o, common, registry);
   say(coloured(drift_text(report, line, o, common.program)));
   write_json(words, drift_json(report, line, o, common.program));
