@@ -656,7 +656,7 @@ TEST(Replica, HealthyAndOneFlippedBit) {
   auto play = reduce(4);
   EXPECT_EQ(play->judge("replica").verdict, Verdict::passed);
   ResultTensor& t = play->result(3, 0, false);
-  t.bytes[8 * 9] ^= std::byte{1};
+  t.bytes.data()[8 * 9] ^= std::byte{1};
   const CheckResult r = play->judge_again("replica");
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_EQ(r.findings[0].ranks, std::vector<int>{3});
