@@ -243,41 +243,45 @@ static inline void shardproof_units_portable(shardproof_sums* s, const shardproo
     !defined(SHARDPROOF_DIGEST_PORTABLE)
 #define SHARDPROOF_DIGEST_VECTORS 1
 
+/* The lanes by hand: a loop over them would keep them in memory at -O2. */
+#define SHARDPROOF_LANE(NAME, WIDTH, K) \
+  do {                                  \
+    NAME##_vector index = at##K, value; \
+    SHARDPROOF_FMIX(index);             \
+    value = index ^ bits;               \
+    SHARDPROOF_FMIX(value);             \
+    SHARDPROOF_FMIX(index);             \
+    values##K += value;                 \
+    indices##K += index;                \
+    at##K += WIDTH * SHARDPROOF_GOLDEN; \
+  } while (0)
+
 #define SHARDPROOF_UNITS(NAME, TARGET, WIDTH)                                               \
   typedef uint64_t NAME##_vector __attribute__((vector_size(8 * WIDTH)));                   \
   __attribute__((target(TARGET))) static inline void NAME(                                  \
       shardproof_sums* s, const shardproof_lens* l, const unsigned char* units, uint64_t n, \
       uint64_t first) {                                                                     \
     const NAME##_vector none = {0};                                                         \
-    NAME##_vector at[2], values[2], indices[2], bits, index, value;                         \
-    NAME##_vector not_finite = none, negative_zeros = none;                                 \
+    NAME##_vector at0 = none, at1 = none, values0 = none, values1 = none, indices0 = none,  \
+                  indices1 = none, not_finite = none, negative_zeros = none, bits;          \
     uint64_t i;                                                                             \
-    int lane, k;                                                                            \
-    for (lane = 0; lane < 2; ++lane) {                                                      \
-      at[lane] = values[lane] = indices[lane] = none;                                       \
-      for (k = 0; k < WIDTH; ++k)                                                           \
-        at[lane][k] = l->salt[lane] + (first + (uint64_t)k + 1) * SHARDPROOF_GOLDEN;        \
+    int k;                                                                                  \
+    for (k = 0; k < WIDTH; ++k) {                                                           \
+      at0[k] = l->salt[0] + (first + (uint64_t)k + 1) * SHARDPROOF_GOLDEN;                  \
+      at1[k] = l->salt[1] + (first + (uint64_t)k + 1) * SHARDPROOF_GOLDEN;                  \
     }                                                                                       \
     for (i = 0; i + WIDTH <= n; i += WIDTH) {                                               \
       memcpy(&bits, units + 8 * i, sizeof bits);                                            \
       not_finite += SHARDPROOF_NOT_FINITE(l, bits);                                         \
       negative_zeros += SHARDPROOF_NEGATIVE_ZERO(l, bits);                                  \
-      for (lane = 0; lane < 2; ++lane) {                                                    \
-        index = at[lane];                                                                   \
-        SHARDPROOF_FMIX(index);                                                             \
-        value = index ^ bits;                                                               \
-        SHARDPROOF_FMIX(value);                                                             \
-        SHARDPROOF_FMIX(index);                                                             \
-        values[lane] += value;                                                              \
-        indices[lane] += index;                                                             \
-        at[lane] += WIDTH * SHARDPROOF_GOLDEN;                                              \
-      }                                                                                     \
+      SHARDPROOF_LANE(NAME, WIDTH, 0);                                                      \
+      SHARDPROOF_LANE(NAME, WIDTH, 1);                                                      \
     }                                                                                       \
     for (k = 0; k < WIDTH; ++k) {                                                           \
-      for (lane = 0; lane < 2; ++lane) {                                                    \
-        s->lane[lane] += values[lane][k];                                                   \
-        s->coverage[lane] += indices[lane][k];                                              \
-      }                                                                                     \
+      s->lane[0] += values0[k];                                                             \
+      s->lane[1] += values1[k];                                                             \
+      s->coverage[0] += indices0[k];                                                        \
+      s->coverage[1] += indices1[k];                                                        \
       s->not_finite += not_finite[k];                                                       \
       s->negative_zeros += negative_zeros[k];                                               \
     }                                                                                       \
@@ -286,6 +290,7 @@ static inline void shardproof_units_portable(shardproof_sums* s, const shardproo
 SHARDPROOF_UNITS(shardproof_units_avx2, "avx2", 4)
 SHARDPROOF_UNITS(shardproof_units_avx512, "avx512f,avx512dq", 8)
 #undef SHARDPROOF_UNITS
+#undef SHARDPROOF_LANE
 #endif
 
 /* The form that runs on this processor: "avx512", "avx2" or "portable". */
