@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "oracle/check.hpp"
+#include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/command.hpp"
@@ -862,7 +863,7 @@ int main(int argc, char** argv, Registry registry, const char* modules) {
   if (outside && outside->rank > 0) return serve_outside(rank_main(registry));
   const int code = concluding(argc, argv, registry);
   if (outside) release_outside(code);
-  return code;
+  return leaks_noted() > 0 ? exit_no_judgement : code;
 }
 
 }  // namespace shardproof

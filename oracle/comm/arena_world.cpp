@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "oracle/comm/leaks.hpp"
 #include "oracle/comm/rank_loop.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/interrupt.hpp"
@@ -78,6 +79,8 @@ RankProcess fork_ranks(int first_rank, int ranks, const std::function<void()>& b
     [&]() noexcept {  // nothing may unwind into the parent's frames
       become_rank_process(parent);
       body();
+      if (const std::string words = leaks_of_this_process(); !words.empty())
+        note_leak(ranks == 1 ? fmt::format("rank {}", first_rank) : fmt::format("the process of {} ranks", ranks), words);
     }();
     std::fflush(nullptr);
     _exit(0);
@@ -98,7 +101,7 @@ ArenaWorld::ArenaWorld(const WorldSpec& spec, std::shared_ptr<Arena> arena)
 
 ArenaWorld::~ArenaWorld() {
   arena_->quit();
-  const int64_t patience = monotonic_ns() + second / 2;
+  const int64_t patience = monotonic_ns() + (leaks_are_looked_for() ? 20 * second : second / 2);
   const auto left = [&] {
     return std::any_of(processes_.begin(), processes_.end(), [](auto& p) { return !p.reaped; });
   };

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "oracle/case.hpp"
+#include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/standing.hpp"
@@ -65,6 +66,11 @@ class Participant {
     door = session->door(context);
     for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(s, on_crash);
     std::signal(SIGALRM, on_alarm);
+  }
+
+  void leave() {
+    if (const std::string words = leaks_of_this_process(); !words.empty()) note_leak(fmt::format("MPI rank {}", session->rank()), words);
+    session->finalize();
   }
 
   // Throws what the rank threw.
@@ -153,8 +159,8 @@ int serve_outside(const RankMain& main) {
     if (message.size() < sizeof order) throw Infrastructure("rank 0 sent an order that is not whole");
     std::memcpy(&order, message.data(), sizeof order);
     if (order.word == Word::end) {
-      me.session->finalize();
-      return int(order.number);
+      me.leave();
+      return leaks_noted() > 0 ? 3 : int(order.number);
     }
     me.session->send(0, me.work(main, std::span(message).subspan(sizeof order), order.number, order.deadline));
   }
@@ -163,7 +169,7 @@ int serve_outside(const RankMain& main) {
 void release_outside(int exit_code) {
   Participant& me = participant(1);  // also where nothing was run: the others wait in MPI_Init
   for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0}, {}));
-  me.session->finalize();
+  me.leave();
 }
 
 }  // namespace shardproof

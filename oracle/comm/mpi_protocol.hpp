@@ -34,9 +34,9 @@ struct MpiPage {
 };
 
 struct Frame {
-  enum Kind : uint32_t { hello, job, record, threw, release, stop } kind = hello;
+  enum Kind : uint32_t { hello, job, record, threw, release, stop, leaks } kind = hello;
   uint32_t number = 0;                // job number; release: cause; record: 1 where the door was released
-  uint64_t bytes = 0;                 // that follow
+  uint64_t bytes = 0;                 // that follow; leaks: LeakSanitizer's words, after a stop
 };
 
 struct Hello {

@@ -21,10 +21,12 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "oracle/case.hpp"
+#include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/standing.hpp"
@@ -377,14 +379,32 @@ class MpiWorld final : public World {
     return out;
   }
 
+  // The last words of ranks that end in good health; one that says nothing is not clean.
+  void hear_of_leaks() {
+    for (RankLink& l : links_) {
+      pollfd p{l.fd, POLLIN, 0};
+      Frame frame;
+      std::string words;
+      bool heard = ::poll(&p, 1, int(20'000 * std::max(1.0, spec_.deadline_scale))) > 0 && receive_exactly(l.fd, &frame, sizeof frame) &&
+                   frame.kind == Frame::leaks && frame.bytes <= longest_frame;
+      if (heard) {
+        words.resize(frame.bytes);
+        heard = receive_exactly(l.fd, words.data(), words.size());
+      }
+      if (!heard) words = "it left without a word on its memory";
+      if (!words.empty()) note_leak(fmt::format("rank {} of {} MPI ranks", l.hello.rank, spec_.ranks), words);
+    }
+  }
+
   // Nothing of the world is left behind.
   void end() {
-    alive_ = false;
+    const bool healthy = std::exchange(alive_, false);
     bool all_connected = true;
     for (RankLink& l : links_) {
       all_connected = all_connected && l.fd >= 0;
       if (l.fd >= 0) send_frame(l.fd, {Frame::stop, 0, 0}, {});
     }
+    if (healthy && all_connected && leaks_are_looked_for()) hear_of_leaks();
     const double patience = all_connected ? 3 : 0;
     for (const auto begin = Clock::now(); launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;) ::usleep(500);
     if (launcher_pid_ > 0) {
