@@ -95,6 +95,7 @@ struct Addend {
 };
 std::function<double(int64_t)> bound_of_sum(const Evidence&, const Operand&, std::vector<Addend>);
 Fill fill_of(const Case&);
-bool exact_data(const Evidence&, const Feed&);  // integers on a linear contract
+// Integers on a linear contract, or within a range in which the contract promises exact intermediates.
+bool exact_data(const Evidence&, const Feed&);
 
 }  // namespace shardproof

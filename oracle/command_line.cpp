@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <sstream>
 #include <thread>
 
@@ -24,6 +25,7 @@
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/command.hpp"
+#include "oracle/cost.hpp"
 #include "oracle/digest/log.hpp"
 #include "oracle/drift.hpp"
 #include "oracle/due.hpp"
@@ -256,6 +258,17 @@ void check_option(const std::string& argument, const CommandName& command) {
       close.empty() ? fmt::format("; it takes {}", fmt::join(known, " ")) : close));
 }
 
+// "forward," and "forward,,gradient": an item that was forgotten is not one that was never meant.
+void check_list(const std::string& argument, const std::string* next, const CommandName& command) {
+  const size_t equals = argument.find('=');
+  for (const OptionName& o : command.options) {
+    if (!o.list || argument.substr(0, equals) != o.name) continue;
+    const std::string value = equals != std::string::npos ? argument.substr(equals + 1) : next ? *next : "";
+    if (value.starts_with(',') || value.ends_with(',') || value.find(",,") != std::string::npos)
+      throw BadInput(fmt::format("{}: expected names with a comma between them, {}; leave the empty one out", o.name, met(value)));
+  }
+}
+
 void add_options(CLI::App& app, const std::vector<OptionName>& options, Words& words) {
   for (const OptionName& o : options) {
     if (*o.value == 0) {
@@ -285,7 +298,14 @@ bool asks_for_help(const std::string& word) {
 
 // The words of a command; false: help was asked for and given.
 bool read_words(const CommandName& command, std::vector<std::string> arguments, Words& words) {
-  for (const std::string& a : arguments) check_option(a, command);
+  const auto plain_from = std::find(arguments.begin(), arguments.end(), "--");
+  for (auto a = arguments.begin(); a != plain_from; ++a) {
+    check_option(*a, command);
+    const bool value = a != arguments.begin() && (a - 1)->starts_with("--");
+    if (!value && a->find_first_not_of(' ') == std::string::npos && command.words == std::string("PATTERN"))
+      throw BadInput(fmt::format("PATTERN: expected part of a name or key=value, met '{}'; leave it out to mean everything", *a));
+    check_list(*a, a + 1 != plain_from ? &*(a + 1) : nullptr, command);
+  }
   CLI::App app(command.help, fmt::format("shardproof {}", command.name));
   app.add_option(command.words, words.plain)->type_name("");
   add_options(app, command.options, words);
@@ -432,6 +452,8 @@ Options options_of(const Words& words, int argc, char** argv) {
   o.in_process = words.flags.contains("--in-process");
   o.seed = seed_of(words);
   o.seeds = single_integer(words, "--seeds", 1, 1'000'000);
+  if (o.seed && *o.seed > std::numeric_limits<uint64_t>::max() - uint64_t(o.seeds - 1))
+    refuse("--seeds", fmt::format("seeds up to {} from --seed {} on", std::numeric_limits<uint64_t>::max(), *o.seed), std::to_string(o.seeds));
   o.jobs = single_integer(words, "--jobs", usual_jobs(), 1024);
   o.deadline_scale = scale_of(words);
   o.mpiexec = text_of(words, "--mpiexec");
@@ -538,6 +560,11 @@ int gate_of(const Words& words, Options options, const Registry& registry) {
   progress.reset();
   if (interrupted()) report.complete = false;
   say(coloured(ended_with_newline(closing(report))));
+  if (interrupted()) {
+    const Counts n = counts(report);
+    say(fmt::format("INTERRUPTED after {} cases with {} checks and {} controls: what is said above holds for these, the rest was not judged\n",
+                    n.cases, n.checks, n.controls));
+  }
   if (words.flags.contains("--github")) say(github_annotations(report, options.report));
   const std::string skips = reason_of_skips(report);
   const int code = concluded(std::move(report), options);
@@ -570,6 +597,7 @@ std::vector<std::string> words_of_line(const Words& words) {
 // Everything that a run of the line would refuse.
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
+  const Contract& contract = registry.contract(line.contract);
   if (const auto outside = outside_launch(); outside && (line.world() != outside->size || line.text("transport") != "mpi"))
     throw BadInput(fmt::format("expected a line of {} ranks with transport=mpi, since {} started this program as one of {} ranks, met {}",
                                outside->size, outside->launcher, outside->size, print(line)));
@@ -577,10 +605,13 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
     throw BadInput(
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",
                     line.text("transport")));
-  if (!line.text("control").empty()) return;  // a twin may be about lines that are refused
+  const bool legal = !contract.precondition || !contract.precondition(line);
+  if (!line.text("control").empty() && !legal) return;  // a twin may be about lines that are refused
   check_legal(line, registry);
-  const Contract& contract = registry.contract(line.contract);
-  if (due_checks(contract, line, declared_of(line, registry), options.checks).empty())
+  const auto due = due_checks(contract, line, declared_of(line, registry), options.checks);
+  refuse_infeasible(line, due, registry);
+  if (!line.text("control").empty()) return;
+  if (due.empty())
     throw BadInput(
         fmt::format("--check: expected a check that is due on the line, met {}; `explain` "
                     "shows which are",

@@ -14,6 +14,7 @@
 
 #include "oracle/abilities.hpp"
 #include "oracle/comm/faults.hpp"
+#include "oracle/cost.hpp"
 #include "oracle/device.hpp"
 #include "oracle/due.hpp"
 #include "oracle/dump.hpp"
@@ -63,8 +64,11 @@ std::vector<Pattern> parse_patterns(const Options& options, const Registry& regi
   std::set<std::string> keys;
   for (const Contract& c : registry.contracts())
     for (const Key& k : keys_of(c)) keys.insert(k.name);
-  for (const std::string& argument : options.patterns)
-    for (const std::string& word : split(argument, ' ')) {
+  for (const std::string& argument : options.patterns) {
+    const auto words = split(argument, ' ');
+    if (words.empty())
+      throw BadInput(fmt::format("PATTERN: expected a contract, a family or key=value, met '{}'; leave it out to judge everything", argument));
+    for (const std::string& word : words) {
       const size_t eq = word.find('=');
       if (eq == std::string::npos) {
         if (!contains(known, word)) {
@@ -81,8 +85,10 @@ std::vector<Pattern> parse_patterns(const Options& options, const Registry& regi
         throw BadInput(fmt::format("{}: no contract takes this key{}", key, close.empty() ? "" : "; did you mean '" + close + "'"));
       }
       if (patterns.empty()) patterns.push_back({});
-      patterns.back().words.emplace_back(key, word.substr(eq + 1));
+      const std::string value = word.substr(eq + 1);
+      patterns.back().words.emplace_back(key, key == "subject" && value == "ours" ? "" : value);
     }
+  }
   if (patterns.empty()) patterns.push_back({});
   return patterns;
 }
@@ -165,24 +171,91 @@ class Planner {
   std::vector<Due> plan() {
     check_names(options_);
     check_subjects(options_, registry_);
-    if (!options_.failed.empty()) {
-      for (const std::string& line : failed_lines(options_.failed)) add_line(parse(line, registry_));
-    } else {
-      for (const Contract& c : registry_.contracts())
-        if (selected(patterns_, c)) add_contract(c);
-      for (const Regression& r : registry_.regressions()) add_regression(parse(r.line, registry_));
-    }
+    if (options_.failed.empty())
+      select();
+    else
+      select_failed();
     if (due_.empty())
-      throw BadInput(not_due_.empty() ? "the selection is empty: no case matches the patterns and options together; `gate --dry-run` with fewer "
-                                        "of them shows what there is" + hint_at_ours()
-                                      : fmt::format("the selection is empty: what matches is not due, since its subject declares that it does "
-                                                    "not do it ({} lines, the first: {})",
-                                                    not_due_.size(), not_due_[0]));
+      throw BadInput(not_due_.empty() ? "the selection is empty: no case " + emptied_by() + hint_at_ours()
+                                      : fmt::format("the selection is empty: what matches is not due ({} lines, the first: {})", not_due_.size(),
+                                                    not_due_[0]));
+    check_required();
     // Worlds live across cases of one size: fewer starts. Families stay together.
     return sorted();
   }
 
  private:
+  void select() {
+    for (const Contract& c : registry_.contracts())
+      if (selected(patterns_, c)) add_contract(c);
+    for (const Regression& r : registry_.regressions()) add_regression(parse(r.line, registry_));
+  }
+
+  void select_failed() {
+    const auto lines = failed_lines(options_.failed);
+    if (lines.empty())
+      throw BadInput(fmt::format("--failed: expected the report of a run in which something did not pass, met {}, where nothing failed; "
+                                 "there is nothing to run again",
+                                 options_.failed));
+    for (const std::string& line : lines) add_line(parse(line, registry_));
+  }
+
+  // The word that leaves nothing, when they are taken one after the other as they were given.
+  std::string emptied_by() const {
+    Options some = options_;
+    some.patterns.clear(), some.ranks.clear(), some.dtypes.clear(), some.subjects.clear();
+    some.checks.clear(), some.transports.clear(), some.devices.clear();
+    std::string before;
+    const auto empties = [&](const std::string& word) {
+      std::vector<std::string> nowhere;
+      Planner planner(some, registry_, nowhere);
+      planner.select();
+      if (planner.due_.empty()) return true;
+      before += " " + word;
+      return false;
+    };
+    const auto told = [&](const std::string& word) {
+      return fmt::format("is left by {}{}; `gate --dry-run{}` shows what there is", word, before.empty() ? "" : " beside" + before, before);
+    };
+    for (const std::string& argument : options_.patterns) {
+      some.patterns.emplace_back();
+      for (const std::string& word : split(argument, ' ')) {
+        some.patterns.back() += " " + word;
+        if (empties(word)) return told(word);
+      }
+    }
+    for (const auto& [name, list] : {std::pair("--ranks", fmt::format("{}", fmt::join(options_.ranks, ","))),
+                                     {"--dtype", fmt::format("{}", fmt::join(options_.dtypes, ","))},
+                                     {"--subject", fmt::format("{}", fmt::join(options_.subjects, ","))},
+                                     {"--check", fmt::format("{}", fmt::join(options_.checks, ","))},
+                                     {"--transport", fmt::format("{}", fmt::join(options_.transports, ","))},
+                                     {"--device", fmt::format("{}", fmt::join(options_.devices, ","))}}) {
+      if (list.empty()) continue;
+      const std::string option = name;
+      if (option == "--ranks") some.ranks = options_.ranks;
+      if (option == "--dtype") some.dtypes = options_.dtypes;
+      if (option == "--subject") some.subjects = options_.subjects;
+      if (option == "--check") some.checks = options_.checks;
+      if (option == "--transport") some.transports = options_.transports;
+      if (option == "--device") some.devices = options_.devices;
+      if (empties(option + " " + list)) return told(option + " " + list);
+    }
+    return "matches the patterns and options together; `gate --dry-run` with fewer of them shows what there is";
+  }
+
+  // A lane that this machine could prove and that nothing selected runs on.
+  void check_required() const {
+    std::vector<std::string> lanes;
+    for (const Due& d : due_)
+      if (!contains(lanes, d.lane)) lanes.push_back(d.lane);
+    for (const std::string& required : options_.require) {
+      const std::string transport = required.substr(0, required.find('.'));
+      if (transport == "staged" || !reason_unavailable(transport, transport == "nccl" ? "cuda" : "host").empty()) continue;
+      if (std::none_of(lanes.begin(), lanes.end(), [&](const auto& l) { return l == required || l.starts_with(required + "."); }))
+        throw BadInput(fmt::format("--require: expected a lane of the selection ({}), met {}; select lines that run on it", fmt::join(lanes, " "), required));
+    }
+  }
+
   std::string hint_at_ours() const {
     const bool users_alone = options_.subjects.empty() && registry_.ours() > 0 && registry_.subjects().size() > registry_.ours();
     return users_alone ? "; subjects that came with the package are judged with --subject ours" : "";
@@ -230,6 +303,9 @@ class Planner {
     if (!seen_.insert(print_canonical(line)).second) return;
     if (std::string why = not_due(line, registry_); !why.empty()) return not_due_.push_back(std::move(why));
     if (std::string why = checks_not_due(line, registry_, options_.checks); !refused && !why.empty()) not_due_.push_back(std::move(why));
+    if (!refused && asked_on_one_host_only(c, line)) not_due_.push_back(fmt::format("transport={}: gradcheck, asked on one host", line.text("transport")));
+    if (!refused) refuse_too_big(line, registry_);
+    if (!refused && fill_of(line) == Fill::large) refuse_infeasible(line, {}, registry_);
     Due d;
     d.line = line;
     d.lane = lane_of(line);
@@ -241,6 +317,14 @@ class Planner {
       d.checks = due_checks(c, line, declared, options_.checks);
     }
     if (!d.checks.empty()) due_.push_back(std::move(d));
+  }
+
+  // Differences take many runs of a case and compare a subject with itself: another transport adds nothing.
+  bool asked_on_one_host_only(const Contract& c, const Case& line) const {
+    if (line.text("transport") != "mpi" || (!options_.checks.empty() && !contains(options_.checks, "gradcheck"))) return false;
+    Case here = line;
+    here.set("transport", "processes");
+    return check_named("gradcheck").due(c, here, declared_of(here, registry_)) && !check_named("gradcheck").due(c, line, declared_of(line, registry_));
   }
 
   // A line that once failed stays in every tier.
@@ -389,7 +473,7 @@ void conclude(ControlResult& out, const Judged& broken, const Judged& healthy, c
   out.caught_by = firing(broken.result);
   const std::string twin = firing(healthy.result);
   if (!twin.empty()) {
-    out.outcome = ControlResult::escaped;
+    out.outcome = ControlResult::unjudged;
     out.reason = "the healthy twin does not pass " + twin + " on the same case";
     return;
   }
@@ -469,6 +553,27 @@ Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank
   if (backward && gradients_differ && linear && op.kind != "bit" && op.kind != "bf16_wire" && !op.call) e.checks.push_back("adjoint");
   return e;
 }
+
+// At which sites an operator is tried: at every one, or only until it was caught once among those that
+// are alike: of one kind of operator, or of one operator, phase and call.
+class Sites {
+ public:
+  enum Alike : uint8_t { every, kind, call };
+  explicit Sites(Alike alike) : alike_(alike) {}
+
+  bool due(const FaultOperator& op, const Site& site, bool one_rank) const {
+    return alike_ == every || !caught_.contains(key(op, site, one_rank));
+  }
+  void caught(const FaultOperator& op, const Site& site, bool one_rank) { caught_.insert(key(op, site, one_rank)); }
+
+ private:
+  std::string key(const FaultOperator& op, const Site& site, bool one_rank) const {
+    const std::string what = alike_ == kind ? op.kind : fmt::format("{} {} {} {}", op.name, name(site.phase), name(site.call.op), name(site.call.reduce));
+    return what + (one_rank ? " @rank" : "");
+  }
+  Alike alike_;
+  std::set<std::string> caught_;
+};
 
 class Gate {
  public:
@@ -561,9 +666,10 @@ class Gate {
   }
 
   void keep(CaseResult result) {
-    for (const CheckResult& c : result.checks)
-      if (c.verdict != Verdict::passed && c.verdict != Verdict::skipped) stop_ = true;
-    judged_.insert(result.canonical);
+    if (!firing(result).empty()) {
+      stop_ = true;
+      failed_.insert(result.canonical);
+    }
     if (sink_) return sink_->put(result);
     progress_.done(result);
     report_.cases.push_back(std::move(result));
@@ -634,6 +740,7 @@ class Gate {
     healthy_line.set("control", "");
     const auto checks = shown(c, d.line, d.illegal, d.checks);
     const Judged& healthy = twin(healthy_line, shown(c, healthy_line, d.illegal, {}), d.lane);
+    keep_failing_twin(healthy.result);
     const Judged broken = runner_.run(d.line, checks, d.lane);
     ControlResult out;
     out.name = named.name;
@@ -642,6 +749,12 @@ class Gate {
     out.seconds = broken.result.seconds;
     conclude(out, broken, healthy, {split(named.check, ','), split(named.silent, ','), named.alone});
     keep(std::move(out));
+  }
+
+  // A twin that fails shows nothing about its controls, and is itself what has to be told, once a line:
+  // it may be due as a case with fewer checks, or as no case at all.
+  void keep_failing_twin(const CaseResult& twin) {
+    if (!firing(twin).empty() && !failed_.contains(twin.canonical)) keep(twin);
   }
 
   void describe(ControlResult& out, const Case& line, const Contract& c, const std::string& lane) const {
@@ -663,37 +776,45 @@ class Gate {
     for (const auto& [contract, transport, subject] : contracts) {
       if (ends_early()) return;
       if (!reason_unavailable(transport, "host").empty()) continue;
-      const bool each_site = options_.tier != "smoke" && transport == "processes";
-      operators(registry_.contract(contract), transport, subject, each_site);
+      const Contract& c = registry_.contract(contract);
+      if (registry_.subject(c.name, subject).declared.own_communication) continue;  // its calls do not pass the door
+      const bool widely = options_.tier != "smoke" && transport == "processes";
+      operators(c, transport, subject, Sites(widely ? Sites::every : Sites::kind));
+      // Where there is rounding, what a bound of f64 sees is not yet what one of f32 sees.
+      if (!c.linear && widely) operators_in_f32(c, transport, subject, Sites(options_.tier == "nightly" ? Sites::every : Sites::call));
     }
   }
 
-  void operators(const Contract& c, const std::string& transport, const std::string& subject, bool each_site) {
-    std::set<std::string> caught_kinds;  // one of each kind where not every site is due
-    if (registry_.subject(c.name, subject).declared.own_communication) return;  // its calls do not pass the door
+  void operators(const Contract& c, const std::string& transport, const std::string& subject, Sites sites) {
     for (const Case& line : witnesses_due(c, registry_, transport, subject)) {
       if (!within(options_, line)) continue;
       for (const bool rounding : {false, true}) {
         if (!rounding && fill_of(line) != Fill::integers) continue;
         Case drawn = line;
         if (rounding) drawn.set("fill", "normal");
-        on_witness(c, drawn, rounding, each_site, caught_kinds);
+        on_witness(c, drawn, rounding, sites);
       }
     }
   }
 
-  void on_witness(const Contract& c, const Case& line, bool rounding, bool each_site, std::set<std::string>& caught_kinds) {
+  void operators_in_f32(const Contract& c, const std::string& transport, const std::string& subject, Sites sites) {
+    for (Case line : witnesses_due(c, registry_, transport, subject)) {
+      if (line.dtype() == DType::f32) continue;  // the subject has no wider type: that was its turn
+      line.set("dtype", "f32");
+      line.set("fill", "normal");
+      if (within(options_, line) && not_due(line, registry_).empty()) on_witness(c, line, /*rounding=*/true, sites);
+    }
+  }
+
+  void on_witness(const Contract& c, const Case& line, bool rounding, Sites& sites) {
     const std::string lane = lane_of(line);
     const Declared declared = declared_of(line, registry_);
     std::vector<std::string> checks;
     for (const std::string name : {"forward", "gradient", "adjoint", "replica", "ledger", "lockstep", "memory", "repeat"})
       if (check_named(name).due(c, line, declared)) checks.push_back(name);
     const Judged& healthy = twin(line, checks, lane);
-    // A subject that is wrong by itself shows nothing about operators; its failure counts.
-    if (!firing(healthy.result).empty()) {
-      if (!judged_.contains(healthy.result.canonical)) keep(healthy.result);
-      return;
-    }
+    keep_failing_twin(healthy.result);
+    if (!firing(healthy.result).empty()) return;
     for (const FaultOperator& op : fault_operators())
       for (const Site& site : sites_of(healthy)) {
         // Exact data show everything but rounding; on rounding data only what needs it is run again,
@@ -703,9 +824,8 @@ class Gate {
           // Without isolation a call that never meets its peers would cost its whole deadline.
           if (one_rank && (!op.call || site.p < 2 || !options_.isolated)) continue;
           if (ends_early()) return;
-          const std::string kind = op.kind + (one_rank ? "@rank" : "");
-          if (!each_site && caught_kinds.contains(kind)) continue;
-          if (operator_run(c, line, op, site, one_rank, healthy, checks, lane) == ControlResult::caught) caught_kinds.insert(kind);
+          if (!sites.due(op, site, one_rank)) continue;
+          if (operator_run(c, line, op, site, one_rank, healthy, checks, lane) == ControlResult::caught) sites.caught(op, site, one_rank);
           progress_.tick();
         }
       }
@@ -828,7 +948,7 @@ class Gate {
   std::list<Case> twin_lines_;
   std::shared_ptr<Dumps> dumps_;  // --dump; null without
   ResultSink* sink_ = nullptr;  // of a part: results go to the parent
-  std::set<std::string> judged_;  // canonical lines of kept cases
+  std::set<std::string> failed_;  // canonical lines of kept cases that did not pass
   bool stop_ = false;
 };
 

@@ -29,7 +29,7 @@ class Table {
   void add(const ControlResult& c) {
     if (c.outcome == ControlResult::caught)
       for (const Catch& seen : c.catches) add(c, seen);
-    else if (c.outcome != ControlResult::equivalent)
+    else if (c.outcome == ControlResult::escaped || c.outcome == ControlResult::wrong_check)
       for (const std::string& check : unseen(c)) of(c.family, check).escaped.push_back(c.name);
   }
 

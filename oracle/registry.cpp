@@ -234,6 +234,8 @@ std::vector<Key> make_other_keys(bool linear) {
   Key seed{"seed", "1", "of all values; any unsigned 64-bit integer"};
   seed.valid = expected_seed;
   seed.normal = plain_seed;
+  Key subject{"subject", "", "implementation under test; left out: ours"};
+  subject.normal = [](std::string_view name) { return std::string(name == "ours" ? "" : name); };
   return {
       word_key("dtype", "f64", types, "storage type"),
       word_key("acc", "", types, "accumulation type; left out: f64 for f64, else f32"),
@@ -246,7 +248,7 @@ std::vector<Key> make_other_keys(bool linear) {
       word_key("transport", "processes", {"processes", "threads", "mpi", "nccl"},
                "what carries the calls"),
       word_key("device", "host", {"host", "cuda"}, "where the tensors live"),
-      Key{"subject", "", "implementation under test; left out: ours"},
+      subject,
       Key{"control", "", "a deliberately broken twin in its place"},
       Key{"fault", "", "a broken collective: OPERATOR@PHASE.AXIS.NUMBER[@rankR]"},
   };

@@ -27,7 +27,7 @@
 //   controls   one entry for each broken run:
 //     line (canonical, the witness) short control kind (operator; null: a named control) family
 //     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
-//     where it was caught outcome (caught | escaped | wrong_check | equivalent) caught_by reason
+//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged) caught_by reason
 //     imitates ratio bound exact margin ("inf" where exact: any error is infinitely far above the
 //     bound) rank index where seconds replay
 #include <unistd.h>
@@ -159,6 +159,7 @@ ordered_json summary_of(const Report& report) {
           {"controls_escaped", n.escaped},
           {"controls_wrong_check", n.wrong_check},
           {"controls_equivalent", n.equivalent},
+          {"controls_unjudged", n.unjudged},
           {"controls_weak", n.weak},
           {"worst_healthy_ratio", number_or_word(worst.ratio)},
           {"worst_healthy_line", worst.on ? ordered_json(worst.on->canonical) : ordered_json()},

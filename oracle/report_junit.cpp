@@ -1,7 +1,8 @@
 // junit.xml, for the page of a CI: a suite a contract, a test case for each check on each case and
 // for each control. What a verdict of the whole run needs beyond them (the judge's own suite,
 // lanes, an empty run) is one more test case, so that no red run has a green page. Controls that
-// are equivalent on a case were not put to the test there and do not appear.
+// are equivalent on a case were not put to the test there and do not appear; those whose healthy twin
+// failed are skipped with that reason.
 #include <fmt/format.h>
 
 #include <map>
@@ -63,6 +64,11 @@ TestCase test_of(const ControlResult& c, const std::string& program) {
              "",
              ""};
   if (c.outcome == ControlResult::caught && !weak(c)) return t;
+  if (c.outcome == ControlResult::unjudged) {
+    t.what = TestCase::skipped;
+    t.message = c.reason;
+    return t;
+  }
   t.what = TestCase::failure;
   t.type = weak(c) ? "weak" : name(c.outcome);
   t.text = block(c, program);

@@ -321,6 +321,7 @@ std::string summary(const Report& report) {
                  {"controls_escaped", integer(n.escaped)},
                  {"controls_wrong_check", integer(n.wrong_check)},
                  {"controls_equivalent", integer(n.equivalent)},
+                 {"controls_unjudged", integer(n.unjudged)},
                  {"controls_weak", integer(n.weak)},
                  {"wall_seconds", number(report.wall_seconds)}});
 }

@@ -279,19 +279,55 @@ std::vector<std::string> lanes(const Report& report) {
   return phrases;
 }
 
-std::vector<std::string> not_due(const Report& report) {
-  std::vector<std::pair<std::string, int>> counted;
-  for (const std::string& text : report.not_due) {
-    auto known =
-        std::find_if(counted.begin(), counted.end(), [&](auto& c) { return c.first == text; });
-    if (known == counted.end())
-      counted.push_back({text, 1});
+namespace {
+
+// "linear_row: gradient, accumulate" -> of linear_row, two things.
+struct NotDue {
+  std::string of;
+  std::vector<std::pair<std::string, int>> what;  // how often
+
+  void add(const std::string& text) {
+    auto known = std::find_if(what.begin(), what.end(), [&](auto& w) { return w.first == text; });
+    if (known == what.end())
+      what.push_back({text, 1});
     else
       known->second++;
   }
+
+  // Things that are not due equally often share their number.
+  std::string text() const {
+    std::vector<std::string> parts;
+    std::vector<int> told;
+    for (const auto& [first, times] : what) {
+      if (std::find(told.begin(), told.end(), times) != told.end()) continue;
+      told.push_back(times);
+      std::vector<std::string> alike;
+      for (const auto& [other, as_often] : what)
+        if (as_often == times) alike.push_back(other);
+      parts.push_back(join(alike) + (times == 1 ? "" : fmt::format(" ({} times)", times)));
+    }
+    return of + ": " + join(parts);
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> not_due(const Report& report) {
+  std::vector<NotDue> all;
+  for (const std::string& text : report.not_due) {
+    const size_t colon = std::min(text.find(": "), text.size());
+    const std::string of = text.substr(0, colon);
+    auto known = std::find_if(all.begin(), all.end(), [&](auto& n) { return n.of == of; });
+    if (known == all.end()) known = all.insert(all.end(), {of, {}});
+    std::string rest = text.substr(std::min(colon + 2, text.size()));
+    for (size_t at = 0; at < rest.size();) {
+      const size_t end = std::min(rest.find(", ", at), rest.size());
+      known->add(rest.substr(at, end - at));
+      at = end + 2;
+    }
+  }
   std::vector<std::string> texts;
-  for (const auto& [text, times] : counted)
-    texts.push_back(times == 1 ? text : fmt::format("{} ({} times)", text, times));
+  for (const NotDue& n : all) texts.push_back(n.text());
   return texts;
 }
 
@@ -310,7 +346,9 @@ std::string outcome_text(const ControlResult& c) {
   if (weak(c)) return "WEAK";
   if (c.outcome == ControlResult::escaped) return "ESCAPED";
   if (c.outcome == ControlResult::wrong_check) return "WRONG CHECK";
-  if (c.outcome == ControlResult::equivalent && !c.reason.empty()) return "equivalent: " + c.reason;
+  const bool excused =
+      c.outcome == ControlResult::equivalent || c.outcome == ControlResult::unjudged;
+  if (excused && !c.reason.empty()) return fmt::format("{}: {}", name(c.outcome), c.reason);
   return name(c.outcome);
 }
 
@@ -354,7 +392,8 @@ std::vector<Broken> operators(const Report& report) {
 
 std::vector<std::string> operator_row(const Broken& b) {
   const Counts& n = b.counts;
-  return {fmt::format("{} caught, {} equivalent", n.caught, n.equivalent),
+  const std::string unjudged = n.unjudged > 0 ? fmt::format(", {} unjudged", n.unjudged) : "";
+  return {fmt::format("{} caught, {} equivalent{}", n.caught, n.equivalent, unjudged),
           fmt::format("operator {} on {}", b.name, b.family),
           "",
           "",

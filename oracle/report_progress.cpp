@@ -34,7 +34,7 @@ bool unremarkable(const CaseResult& c) {
   return first && lets_pass(first->verdict);
 }
 bool unremarkable(const ControlResult& c) {
-  return !weak(c) && (c.outcome == ControlResult::caught || c.outcome == ControlResult::equivalent);
+  return !weak(c) && c.outcome != ControlResult::escaped && c.outcome != ControlResult::wrong_check;
 }
 
 class TerminalProgress : public Progress {

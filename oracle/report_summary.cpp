@@ -22,14 +22,14 @@ constexpr size_t most_blocks = 20;
 std::string families_table(const Report& report) {
   std::string table =
       table_head({"family", "contracts", "checks", "did not pass", "skipped", "controls caught",
-                  "equivalent", "escaped or wrong check", "margin", "seconds"},
-                 [](size_t i) { return i > 0 && i != 8; });
+                  "equivalent", "escaped or wrong check", "unjudged", "margin", "seconds"},
+                 [](size_t i) { return i > 0 && i != 9; });
   for (const Family& f : families(report)) {
     const Counts& n = f.counts;
     auto text = [](int64_t x) { return std::to_string(x); };
     table += table_row({f.name, text(int64_t(f.contracts.size())), text(n.checks),
                         text(n.checks - n.passed - n.skipped), text(n.skipped), text(n.caught),
-                        text(n.equivalent), text(n.escaped + n.wrong_check), margin(f),
+                        text(n.equivalent), text(n.escaped + n.wrong_check), text(n.unjudged), margin(f),
                         fmt::format("{:.1f}", f.seconds)});
   }
   return table + "\n";

@@ -15,6 +15,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/comm/transport_self_test.hpp"
+#include "oracle/cost.hpp"
 #include "oracle/device.hpp"
 #include "oracle/drift_ranks.hpp"
 
@@ -242,8 +243,10 @@ Evidence plan_case(const Case& line, const Declared& declared, const std::vector
     base.feeds[0].range = *range;
   }
   e.shots.push_back(std::move(base));
+  refuse_too_big(e);  // a plan may hold whole tensors
   for (const std::string& name : checks)
     if (const Check& c = check_named(name); c.plan) c.plan(e, e.shots);
+  refuse_too_big(e);
   return e;
 }
 
@@ -264,7 +267,8 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   job.line = j.result.canonical;
   job.shots = j.evidence.shots;
   World& world = worlds_.get(line.text("transport"), line.world());
-  const auto outcomes = world.run(serialize(job), job.number, on_device(line) ? device_deadline_seconds : case_deadline_seconds);
+  const double deadline = std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0);
+  const auto outcomes = world.run(serialize(job), job.number, deadline);
 
   bool whole = true;
   for (const RankOutcome& o : outcomes) whole = whole && o.end == RankOutcome::finished;

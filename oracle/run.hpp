@@ -68,7 +68,8 @@ class Runner {
 };
 
 // A case as its checks plan it: the base shot, and those that they add. The line outlives it; there are
-// no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact range.
+// no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact range, or
+// where the case is larger than a judge can hold (cost.hpp).
 Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks, const Registry&);
 // Checks that are due on a healthy case, narrowed by `only` where it is not empty.
 std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&, const std::vector<std::string>& only);

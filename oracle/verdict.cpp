@@ -37,6 +37,8 @@ const char* name(ControlResult::Outcome o) {
       return "wrong_check";
     case ControlResult::equivalent:
       return "equivalent";
+    case ControlResult::unjudged:
+      return "unjudged";
   }
   return "escaped";
 }
@@ -92,6 +94,9 @@ void count(const ControlResult& c, Counts& n) {
     case ControlResult::equivalent:
       n.equivalent++;
       break;
+    case ControlResult::unjudged:
+      n.unjudged++;
+      break;
   }
 }
 
@@ -139,6 +144,11 @@ void judge_the_judge(const Report& report, const Counts& n, std::vector<std::str
   if (n.weak > 0)
     why.push_back(fmt::format("{} caught with a margin under {} ({})", number_of(n.weak, "control"),
                               least_margin, names_of(report, weak)));
+  // The failure of the twin is what is due then; without one nothing explains the silence.
+  if (n.unjudged > 0 && n.blamed() == 0)
+    why.push_back(fmt::format(
+        "{} unjudged ({})", number_of(n.unjudged, "control"),
+        names_of(report, [](auto& c) { return c.outcome == ControlResult::unjudged; })));
 }
 
 // A lane is required by its name ("mpi.np8") or as all lanes of a transport ("mpi").

@@ -319,8 +319,9 @@ void add(const Evidence& e, int operand, bool gradient, Compared c, Judgement& j
         "{}: no error is too large here, since the sums are longer than 1/u of the format",
         tensor_name(o, gradient));
   else if (c.zeros && c.compared > 0)
-    j.vacuous =
-        tensor_name(o, gradient) + ": truth and result are zero everywhere, so nothing was asked";
+    j.vacuous = tensor_name(o, gradient) +
+                ": truth and result are zero everywhere, so nothing was asked; larger extents or "
+                "another fill give values that can be wrong";
 }
 
 void add(std::optional<WholeTensor> w, Judgement& j) {

@@ -6,6 +6,7 @@
 // a call takes the sleepers off that count itself, under the lock: were they to do it after waking,
 // a rank that begins to wait in between would see all ranks waiting and cry deadlock.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -84,6 +85,7 @@ struct alignas(64) ArenaHead {
   int32_t live, waiting;  // ranks that work on the job; of them, those that wait
   uint32_t groups;
   int64_t job_bytes;
+  double patience;  // of the job: its deadline over the usual one, which calls wait in proportion to
   char why[16384];
 };
 
@@ -110,7 +112,7 @@ class Arena {
   std::byte* record(int rank) const { return base_ + records_ + rank * area_; }
   std::byte* job() const { return base_ + job_; }
   int64_t area() const { return area_; }  // bytes of a payload or record area, and of the job's
-  int64_t call_deadline_ns() const { return int64_t(call_deadline_seconds * deadline_scale * 1e9); }
+  int64_t call_deadline_ns() const { return int64_t(call_deadline_seconds * deadline_scale * std::max(1.0, head().patience) * 1e9); }
 
   // --- the lock; `who` is a rank, or `ranks` for the parent
   void lock(int who) const;

@@ -1,6 +1,8 @@
 // The whole program under somebody else's launcher (`mpiexec -n 4 shardproof gate`, srun): rank 0 plans,
 // judges and is a rank itself; the others run what it hands out. A crash ends the run: no parent is left
 // to go on. What was judged before stands in the records that the ranks leave.
+#include <fcntl.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -135,6 +137,15 @@ class OutsideWorld final : public World {
   Participant& me_;
 };
 
+// A launcher leaves more than numbers: a descriptor or an address to reach it by. PMI_RANK alone is what a
+// shell inherited, and MPI would wait for a launcher that is not there.
+bool reaches_launcher() {
+  if (const auto fd = number("PMI_FD")) return ::fcntl(*fd, F_GETFD) != -1;
+  for (const char* address : {"PMI_PORT", "PMI_CONTROL_FD", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_JOBID"})
+    if (std::getenv(address)) return true;
+  return false;
+}
+
 }  // namespace
 
 std::optional<OutsideLaunch> outside_launch() {
@@ -143,7 +154,7 @@ std::optional<OutsideLaunch> outside_launch() {
     if (!r || !n || *n < 2) return std::nullopt;
     return OutsideLaunch{*r, *n, name};
   };
-  if (auto l = from("PMI_RANK", "PMI_SIZE", "PMI")) return l;
+  if (auto l = from("PMI_RANK", "PMI_SIZE", "PMI"); l && reaches_launcher()) return l;
   if (auto l = from("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")) return l;
   if (std::getenv("SLURM_STEP_ID")) return from("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm");
   return std::nullopt;

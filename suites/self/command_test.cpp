@@ -124,7 +124,10 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--tier", "ci", "--tier", "smoke"}, {"--tier", "once", "ci, smoke"}},
       {{"gate", "--ranks", "two"}, {"--ranks", "integer", "'two'"}},
       {{"gate", "--ranks", "0"}, {"--ranks", "from 1", "'0'"}},
-      {{"gate", "--ranks", "61"}, {"empty"}},
+      {{"gate", "--ranks", "61"}, {"empty", "--ranks 61"}},
+      {{"gate", "linear", "tp=2", "bias=off", "cp=3", "dp=1"}, {"empty", "left by cp=3 beside linear tp=2 bias=off"}},
+      {{"gate", ""}, {"PATTERN", "met ''"}},
+      {{"gate", "mapping", "  "}, {"PATTERN", "met '  '"}},
       {{"gate", "--transport", "proceses"}, {"--transport", "did you mean 'processes'"}},
       {{"gate", "--device", "gpu"}, {"--device", "host", "cuda", "'gpu'"}},
       {{"gate", "--dtype", "fp32"}, {"--dtype", "did you mean 'f32'"}},
@@ -134,6 +137,17 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--require", "proceses.np4"}, {"--require", "proceses.np4", "processes"}},
       {{"gate", "--require", "processes.np0"}, {"--require", "processes.np0"}},
       {{"gate", "--require", "processes."}, {"--require", "processes."}},
+      {{"gate", c, "--ranks", "2", "--transport", "processes", "--require", "processes.np3"}, {"--require", "(processes.np2)", "processes.np3"}},
+      {{"gate", "--check", "forward,"}, {"--check", "'forward,'"}},
+      {{"gate", "--check=forward,,gradient"}, {"--check", "'forward,,gradient'"}},
+      {{"run", c, "--check", ",forward"}, {"--check", "',forward'"}},
+      {{"gate", "--seed", "18446744073709551615", "--seeds", "2"}, {"--seeds", "18446744073709551615", "'2'"}},
+      {{"run", "linear_column", "tokens=1048576"}, {"4.0 GiB", "smaller extents"}},
+      {{"run", "norm_sequence", "tokens=16777216"}, {"4.0 GiB", "smaller extents"}},
+      {{"run", "attention_ring", "tokens=16384"}, {"multiplications", "smaller extents"}},
+      {{"run", "mapping_copy", "tp=2", "transport=mpi", "tokens=8192", "hidden=4096"}, {"smaller extents"}},
+      {{"run", "linear_row", "tp=2", "dtype=f16", "fill=large"}, {"fill", "65504", "f16", "fill=normal"}},
+      {{"run", "attention_alltoall", "tp=2", "dtype=f16", "fill=large"}, {"fill", "65504", "gradient of"}},
       {{"gate", "--in-process"}, {"--in-process", "--transport threads"}},
       {{"gate", "--in-process", "--transport", "mpi"}, {"--in-process", "mpi"}},
       {{"gate", "--seed", "-1"}, {"--seed", "18446744073709551615", "'-1'"}},
@@ -177,6 +191,31 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
     for (const std::string& part : wrong.says)
       EXPECT_TRUE(holds(ended.err, part)) << called << "\nsays " << ended.err << "not  " << part;
   }
+}
+
+// What a run leaves undone is refused; what is only spelled another way is not.
+TEST_F(Command, WordsThatMeanNothingMoreAreTaken) {
+  const Words lines[] = {{"run", "--", contract, "tp=2"}, {"run", contract, "tp=2", "subject=ours"}, {"run", contract, "tp=2", "--check=forward"}};
+  for (const Words& words : lines) EXPECT_EQ(call(words).code, 0) << words[1];
+  EXPECT_EQ(call({"gate", contract, "subject=ours", "--dry-run"}).code, 0);
+}
+
+TEST_F(Command, AReportWithoutFailuresLeavesNothingToRunAgain) {
+  Folder folder;
+  ASSERT_EQ(call({"run", contract, "tp=2", "--report", folder / "r"}).code, 0);
+  const Ended again = call({"gate", "--failed", folder / "r"});
+  EXPECT_EQ(again.code, 2);
+  EXPECT_TRUE(holds(again.err, "nothing failed")) << again.err;
+}
+
+// What a shell inherited from a launcher that has gone.
+TEST_F(Command, RanksThatNobodyStartedAreNotWaitedFor) {
+  setenv("PMI_RANK", "0", 1);
+  setenv("PMI_SIZE", "2", 1);
+  const Ended alone = call({"run", contract, "tp=2"});
+  unsetenv("PMI_RANK");
+  unsetenv("PMI_SIZE");
+  EXPECT_EQ(alone.code, 0) << alone.err;
 }
 
 // One all-reduce over tp is due forward: cp has no call, and nothing was broken.

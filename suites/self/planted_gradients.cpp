@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "primitives/linear.hpp"
 #include "suites/self/planted.hpp"
 
 namespace shardproof::planted {
@@ -156,6 +157,41 @@ Make make_norm(bool with_mean) {
   return [with_mean] { return std::make_unique<Norm>(with_mean); };
 }
 
+// Adds in the second step of two microbatches what it added in the first: on the same data nothing
+// would be wrong.
+class RepeatsItsFirstStep final : public Kernel {
+ public:
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> in,
+                                 std::span<const View> out) override {
+    return healthy_.forward(rank, in, out);
+  }
+
+  void backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    if (!rank.accumulates()) return healthy_.backward(rank, saved, cotangents, gradients);
+    const std::vector<double> before = to_doubles(gradients[1]);
+    healthy_.backward(rank, saved, cotangents, gradients);
+    std::vector<double> dw = to_doubles(gradients[1]);
+    if (first_step_.size() < 2) {
+      for (size_t i = 0; i < dw.size(); ++i) dw[i] -= before[i];
+      return first_step_.push_back(dw);
+    }
+    dw = before;
+    for (size_t i = 0; i < dw.size(); ++i) dw[i] += first_step_[repeated_ % 2][i];
+    ++repeated_;
+    fill_from(gradients[1], dw);
+  }
+
+  void finish(Rank& rank, Saved& saved, std::span<const View> gradients) override {
+    healthy_.finish(rank, saved, gradients);
+  }
+
+ private:
+  primitives::LinearColumn healthy_;
+  std::vector<std::vector<double>> first_step_;  // what each microbatch adds to dW
+  size_t repeated_ = 0;
+};
+
 }  // namespace
 
 void add_norm_contracts(Registry& r) {
@@ -179,7 +215,12 @@ std::vector<Plant> gradients() {
            {},
            true,
            1,
-           "planted_norm" + keys}};
+           "planted_norm" + keys},
+          {"first_step_repeated",
+           "linear_column tp=2 microbatches=2",
+           [] { return std::make_unique<RepeatsItsFirstStep>(); },
+           {{"accumulate", Verdict::failed, -1, "", {"in step 2"}}, {"gradient", Verdict::passed}},
+           {}}};
 }
 
 }  // namespace shardproof::planted

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/report.hpp"
@@ -151,9 +152,9 @@ void scaled_by_24u(Rank& rank, const View& in, const View& out) {
     store(out.flat(i), out.dtype, load(out.flat(i), out.dtype) * (1 + 24 * 0x1p-24));
 }
 
-// The sum with `times` the magnitude that a bound is computed from, and the control: a bound of
+// The sum with `times` the size of terms that a bound is computed from, and the control: a bound of
 // (3 times + 1) u in place of 4u.
-void add_with_bound(Registry& r, const std::string& contract, double times) {
+void add_with_bound(Registry& r, const std::string& contract, double times, const Map& subject = mapping::all_reduce) {
   Contract c = registry().contract("mapping_reduce");
   c.name = contract;
   c.family = "planted";
@@ -162,12 +163,14 @@ void add_with_bound(Registry& r, const std::string& contract, double times) {
   c.forward = [compute = c.forward, times](const Case& line, std::span<const Whole> x,
                                            std::vector<Gauge>* gauges) {
     auto y = compute(line, x, gauges);
-    if (gauges)
+    if (gauges) {
       for (double& m : gauges->at(0).magnitude) m *= times;
+      for (double& s : gauges->at(0).squares) s *= times * times;
+    }
     return y;
   };
   r.add(std::move(c));
-  r.add(Subject{"", contract, forward(mapping::all_reduce), forward_only()});
+  r.add(Subject{"", contract, forward(subject), forward_only()});
   Control off;
   off.name = "off_by_24u";
   off.contract = contract;
@@ -208,9 +211,56 @@ std::string bound_ten_times_too_wide() {
   if (report.controls[1].outcome != ControlResult::escaped || exit_code(report) != 3)
     return "wide bound: expected escaped and exit 3, met\n" + table;
   if (std::string wrong = missing(table, {"ESCAPED", "wide tp=2"}); !wrong.empty()) return wrong;
+  if (std::string wrong = missing(closing(report), {"forward of planted does not see off_by_24u"}); !wrong.empty()) return wrong;
   report.controls.pop_back();
   const int code = exit_code(report);
   return code == 0 ? "" : fmt::format("right bound alone: expected exit 0, met {}", code);
+}
+
+// A subject that is wrong on a control's witness, which no case holds: its control is not judged, and
+// the run fails for what failed.
+std::string failing_twin() {
+  Registry r;
+  add_with_bound(r, "right", 1, scaled_by_24u);
+  const Report report = gate_of(r);
+  if (report.controls.size() != 1 || report.controls[0].outcome != ControlResult::unjudged)
+    return "expected one control that is not judged, met\n" + controls_table(report);
+  if (report.cases.size() != 1 || report.cases[0].line != "right tp=2 dtype=f32 fill=normal")
+    return fmt::format("expected the failing twin among the cases once, met {} cases", report.cases.size());
+  const int code = exit_code(report);
+  return code == 1 ? "" : fmt::format("expected exit 1, met {}: {}", code, closing(report));
+}
+
+// An error of one and a half bounds is seen, one of half a bound is not. The bound in closed form: two
+// f32 values are added, with at most 3u of |x0| + |x1|, and stored, with u of the sum.
+Map off_by_bounds(double bounds, bool everywhere) {
+  return [=](Rank& rank, const View& in, const View& out) {
+    const View both = rank.workspace(in.dtype, {2, in.elements()});
+    mapping::group(rank).all_gather(view_of(in.data, in.dtype, {1, in.elements()}), both, 0);
+    const std::vector<double> x = to_doubles(both);
+    const size_t n = x.size() / 2;
+    for (size_t i = 0; i < n; ++i) {
+      const double sum = x[i] + x[n + i], bound = 0x1p-24 * (3 * (std::abs(x[i]) + std::abs(x[n + i])) + std::abs(sum));
+      store(out.flat(int64_t(i)), out.dtype, sum + (everywhere || i == 7 ? bounds * bound : 0));
+    }
+  };
+}
+
+std::string bound_twice_as_wide() {
+  const std::string line = " tp=2 tokens=3 hidden=5 dtype=f32 fill=normal";
+  Registry r;
+  add_with_bound(r, "over", 1, off_by_bounds(1.5, false));
+  add_with_bound(r, "under", 1, off_by_bounds(0.5, true));
+  const auto verdict = [&](const std::string& contract) {
+    Options options;
+    Runner runner(options, r);
+    const Case c = parse(contract + line, r);
+    return runner.run(c, {"forward"}, lane_of(c));
+  };
+  if (std::string wrong = differs(verdict("over"), {"forward", Verdict::failed, -1, "y[1,2]", {"one element"}}); !wrong.empty())
+    return "1.5 bounds: " + wrong;
+  if (std::string wrong = differs(verdict("under"), {"forward", Verdict::passed}); !wrong.empty()) return "0.5 bounds: " + wrong;
+  return "";
 }
 
 }  // namespace
@@ -227,6 +277,8 @@ std::vector<Planted> of_the_parent() {
       {"wrong_from_the_second_forward_on", wrong_from_the_second_forward_on},
       {"empty_selection", empty_selection},
       {"bound_ten_times_too_wide", bound_ten_times_too_wide},
+      {"bound_twice_as_wide", bound_twice_as_wide},
+      {"failing_twin", failing_twin},
   };
 }
 

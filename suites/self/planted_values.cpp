@@ -50,6 +50,18 @@ void without_its_last_element(Rank& rank, const View& in, const View& out) {
   for (int64_t i = 0; i + 1 < out.elements(); ++i) put(out, i, get(sum, i));
 }
 
+// Each rank begins with its own part: integers and two summands show nothing of it.
+void in_own_order(Rank& rank, const View& in, const View& out) {
+  const int p = mapping::group(rank).size(), own = mapping::group(rank).rank();
+  const View all = rank.workspace(in.dtype, {p, in.elements()});
+  mapping::group(rank).all_gather(view_of(in.data, in.dtype, {1, in.elements()}), all, 0);
+  for (int64_t i = 0; i < out.elements(); ++i) {
+    double sum = 0;
+    for (int m = 0; m < p; ++m) sum += get(all, (own + m) % p * in.elements() + i);
+    put(out, i, sum);
+  }
+}
+
 // One element past the end, into the guard.
 void beyond_its_end(const View& out) {
   store(out.data + out.bytes(), out.dtype, 7);
@@ -103,6 +115,9 @@ std::vector<Plant> values() {
       {"last_rank_only", small,
        forward(spoilt(reduced, 3, [](const View& y) { add_one(y, 14); })),
        {{"forward", Verdict::failed, 3, "y[2,4]"}, {"replica", Verdict::failed, 3}}},
+      {"own_order_on_integers", small, forward(in_own_order),
+       {{"replica", Verdict::failed, -1, "", {"in 'replica:normal'"}},
+        {"forward", Verdict::passed}}},
       {"unwritten", small, forward(on_rank(1, without_its_last_element, reduced)),
        {{"memory", Verdict::failed, 1, "y[2,4]", {"1 element never written"}},
         {"forward", Verdict::failed, 1, "y[2,4]"}}},

@@ -280,6 +280,14 @@ TEST(ExitCode, AnUnfitJudgeBlamesNobody) {
   EXPECT_EQ(exit_code(report_of({healthy()}, {with(ControlResult::equivalent)})), 0);
 }
 
+// What a wrong subject leaves unjudged says nothing about the judge; without a failure it needs one.
+TEST(ExitCode, AControlWithoutAHealthyTwinIsExplainedByTheFailure) {
+  const auto unjudged = with(ControlResult::unjudged);
+  EXPECT_EQ(exit_code(report_of({with(Verdict::failed)}, {caught(), unjudged})), 1);
+  EXPECT_EQ(exit_code(report_of({healthy()}, {caught(), unjudged})), 3);
+  EXPECT_EQ(counts(report_of({}, {unjudged})).unjudged, 1);
+}
+
 TEST(ExitCode, AMarginUnderTenProvesNothingUnlessExact) {
   EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", 9.99)})), 3);
   EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", 10)})), 0);
@@ -514,6 +522,12 @@ TEST(Closing, NoJudgementNamesItsReasonsAndBlamesNobody) {
                        "mpi.np8 did not run; 1 check that did not pass blames nobody"))
       << text;
   EXPECT_TRUE(contains(text, "1 ESCAPED"));
+}
+
+TEST(Closing, WhatIsNotDueOfAContractIsOneLine) {
+  Report r = report_of({healthy()});
+  r.not_due = {"clip: gradient, accumulate", "clip: gradient, gradcheck, accumulate", "clip: heads"};
+  EXPECT_TRUE(contains(closing(r), "\nnot due    clip: gradient, accumulate (2 times), gradcheck, heads\n")) << closing(r);
 }
 
 TEST(Closing, WhatIsNotDueIsCounted) {
@@ -793,7 +807,7 @@ TEST(Summary, RendersInAPullRequest) {
   EXPECT_TRUE(contains(text, "\n````text\nFAILED     linear_row tp=4 sp=on    gradient of b\n"))
       << text;
   EXPECT_TRUE(contains(text, "odd\\|name&lt;b&gt;")) << text;
-  EXPECT_TRUE(contains(text, "\n| linear | 1 | 4 | 1 | 0 | 1 | 0 | 0 | 41 "));
+  EXPECT_TRUE(contains(text, "\n| linear | 1 | 4 | 1 | 0 | 1 | 0 | 0 | 0 | 41 "));
 }
 
 TEST(Summary, StaysBelowTheLengthOfAComment) {

@@ -1,0 +1,161 @@
+// Cost of a case, and what a machine cannot hold.
+#include "oracle/cost.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "fixtures/sharding.hpp"
+#include "oracle/comm/world.hpp"
+#include "oracle/run.hpp"
+
+namespace shardproof {
+namespace {
+
+double stacked_elements(const Evidence& e) {
+  double elements = 0;
+  for (const Operand& o : e.operands) {
+    double n = 1;
+    for (int64_t extent : whole_shape(o.shape, o.layout, e.mesh)) n *= double(extent);
+    elements += n;
+  }
+  return elements;
+}
+
+// Features of all rows of inputs and outputs at one token.
+double features_of_a_token(const Evidence& e, double tokens) {
+  double features = 0;
+  for (const Operand& o : e.operands) {
+    double n = 1;
+    for (int64_t extent : o.shape) n *= double(extent);
+    features += n / tokens;
+  }
+  return features;
+}
+
+double multiplications(const Evidence& e, double elements) {
+  double sum = 30 * elements;
+  if (e.contract->gemms)
+    for (int rank = 0; rank < e.mesh.world(); ++rank)
+      for (const Gemm& g : e.contract->gemms(*e.line, rank))
+        sum += double(g.m) * double(g.n) * double(g.k);
+  if (e.contract->visible && e.contract->sequences) {
+    const double tokens = double(e.contract->sequences(*e.line).size());
+    sum += 3.5 * tokens * tokens * features_of_a_token(e, tokens);
+  }
+  return sum;
+}
+
+double passes_of(const Shot& s) {
+  std::istringstream words(s.program);
+  double forwards = 0;
+  for (std::string word; words >> word;) forwards += word[0] == 'F';
+  return forwards;
+}
+
+std::string size_text(double bytes) {
+  return bytes < 0x1p40 ? fmt::format("{:.1f} GiB", bytes / 0x1p30)
+                        : fmt::format("{:.0f} TiB", bytes / 0x1p40);
+}
+
+constexpr double largest_f16 = 65504;
+
+// Storage, accumulation, wire or gradient: what a result passes.
+bool passes_f16(const Case& line) {
+  for (const char* key : {"dtype", "acc", "wire", "grad"})
+    if (dtype_from(line.text(key)) == DType::f16) return true;
+  return false;
+}
+
+// The largest sum of |terms| of a result; its value where there are no terms.
+double largest(const Whole& value, const Gauge* gauge) {
+  double most = 0;
+  const bool sums = gauge && gauge->magnitude.size() == value.value.size();
+  for (size_t i = 0; i < value.value.size(); ++i) {
+    const double v = sums ? gauge->magnitude[i] : std::abs(value.value[i]);
+    if (std::isfinite(value.value[i])) most = std::max(most, v);
+  }
+  return most;
+}
+
+void refuse_overflow(const Evidence& e, const Truth& truth) {
+  const auto look = [&](const std::vector<Whole>& values, const std::vector<Gauge>& gauges,
+                        size_t first, const char* of) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double met = largest(values[i], i < gauges.size() ? &gauges[i] : nullptr);
+      if (!(met > largest_f16)) continue;
+      throw BadInput(fmt::format(
+          "fill: expected results within {:g}, the largest {}, met {}, where terms of "
+          "{}{} add up to {:.3g}; "
+          "use fill=normal, smaller extents or a wider type",
+          largest_f16, name(DType::f16), print(*e.line), of, e.operands[first + i].name, met));
+    }
+  };
+  look(truth.outputs, truth.output_gauges, size_t(e.inputs), "");
+  look(truth.gradients, truth.gradient_gauges, 0, "the gradient of ");
+}
+
+}  // namespace
+
+Cost cost_of(const Evidence& e) {
+  const double elements = stacked_elements(e);
+  double passes = 0;
+  std::set<std::pair<int, uint64_t>> feeds;
+  for (const Shot& s : e.shots) {
+    passes += passes_of(s);
+    for (const Feed& f : s.feeds) feeds.emplace(int(f.fill), f.seed);
+  }
+  const bool exact = !e.shots.empty() && exact_data(e, e.shots[0].feeds[0]);
+  Cost c;
+  c.pass = multiplications(e, elements);
+  c.work = c.pass * (passes + double(feeds.size()));
+  c.bytes = elements * (24 * passes + (exact ? 16 : 48) * double(feeds.size()));
+  return c;
+}
+
+double deadline_of(const Cost& c) {
+  return case_deadline_seconds + c.work / multiplications_per_second;
+}
+
+void refuse_too_big(const Evidence& e) {
+  const Cost c = cost_of(e);
+  if (c.bytes > most_bytes)
+    throw BadInput(fmt::format(
+        "expected a case of at most {}, met {}, which needs about {}; use smaller extents",
+        size_text(most_bytes), print(*e.line), size_text(c.bytes)));
+  if (deadline_of(c) > longest_case_seconds)
+    throw BadInput(
+        fmt::format("expected a case of at most {:.2g} multiplications, met {} with about {:.2g}; "
+                    "use smaller extents",
+                    (longest_case_seconds - case_deadline_seconds) * multiplications_per_second,
+                    print(*e.line), c.work));
+  // A call between MPI ranks waits for the slowest rank, 10 s at most.
+  const double in_a_call = call_deadline_seconds * multiplications_per_second;
+  if (e.line->text("transport") == "mpi" && c.pass > in_a_call)
+    throw BadInput(
+        fmt::format("expected a case of at most {:.2g} multiplications in a pass with "
+                    "transport=mpi, met {} with about {:.2g}; "
+                    "use smaller extents or transport=processes",
+                    in_a_call, print(*e.line), c.pass));
+}
+
+void refuse_too_big(const Case& line, const Registry& registry) {
+  refuse_too_big(plan_case(line, declared_of(line, registry), {}, registry));
+}
+
+void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,
+                       const Registry& registry) {
+  const Evidence e = plan_case(line, declared_of(line, registry), checks, registry);
+  // Five factors of 2^20 and their sums fit f32 and bf16, which hold 2^127: only f16 can overflow.
+  if (fill_of(line) != Fill::large || !passes_f16(line)) return;
+  Truths truths(registry);
+  for (const Shot& s : e.shots)
+    for (const Feed& f : s.feeds)
+      if (f.fill == Fill::large) refuse_overflow(e, truths.get(line, e, f));
+}
+
+}  // namespace shardproof

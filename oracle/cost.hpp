@@ -1,0 +1,42 @@
+// What a case costs, known before it is run: a line that is legal may still be larger than a judge
+// that keeps every result of every pass can hold, or than ranks can compute within a deadline.
+//
+//   N        elements of all operands, stacked over P and V axes
+//   passes   forwards with their backwards over all shots; feeds: different data among them
+//   bytes    of the parent and the ranks together
+//            passes x 3 x 8 N     each result on its rank, in its record, read by the parent
+//            feeds x 16 N         the truth; three times that where gauges of errors are due
+//   work     multiplications, (passes + feeds) x
+//            local matrix products, 7/2 x tokens^2 x features of a row where queries see keys (two
+//            products forward, five backward), and 30 N: drawing, comparing and carrying an element
+//            costs about as much
+#pragma once
+#include <string>
+#include <vector>
+
+#include "oracle/check.hpp"
+#include "oracle/registry.hpp"
+
+namespace shardproof {
+
+struct Cost {
+  double bytes = 0, work = 0;
+  double pass = 0;  // work of one pass
+};
+Cost cost_of(const Evidence&);  // of the shots that are planned so far
+
+// What a machine of today is taken for; slower ones have --deadline-scale.
+inline constexpr double most_bytes = 0x1p32, multiplications_per_second = 1e8,
+                        longest_case_seconds = 600;
+// Seconds within which ranks must be through: 30 s and what the work takes.
+double deadline_of(const Cost&);
+
+// Throws BadInput where the planned shots need more memory or work than a case may.
+void refuse_too_big(const Evidence&);
+// The same before anything is planned.
+void refuse_too_big(const Case&, const Registry&);
+// Everything that a run of these checks would refuse, without ranks: also results of fill=large that
+// pass f16 and are beyond it, by the sums of |terms| that bounds are computed from.
+void refuse_infeasible(const Case&, const std::vector<std::string>& checks, const Registry&);
+
+}  // namespace shardproof
