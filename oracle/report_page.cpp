@@ -204,7 +204,7 @@ void add(Row& row, const ControlResult& c) {
     cell.exact = cell.exact && seen.exact;
     if (!seen.exact && !(seen.margin >= cell.margin)) cell.margin = seen.margin;
   }
-  if (c.outcome == ControlResult::equivalent) return;
+  if (c.outcome == ControlResult::equivalent || c.outcome == ControlResult::unjudged) return;
   for (const std::string& check : words_of(c.caught_by)) row.also(check);
   if (c.outcome == ControlResult::caught) return;
   const std::vector<std::string> fired = words_of(c.caught_by);
