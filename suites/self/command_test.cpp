@@ -455,5 +455,53 @@ TEST(Explain, RefusesWhatTheContractRefuses) {
   EXPECT_THROW(explained("row tp=64 dp=64 pp=2 in=64"), BadInput);
 }
 
+// 0 where nothing was lost, 1 where a verdict was, 2 where there is no report.
+TEST_F(Command, DiffComparesTwoReports) {
+  Folder folder;
+  const std::string before = folder / "before", after = folder / "after", line = contract;
+  ASSERT_EQ(call({"run", line, "tp=2", "--report", before}).code, 0);
+  EXPECT_TRUE(fs::exists(before + "/index.html"));
+  const Ended same = call({"diff", before, before + "/report.json"});
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_TRUE(holds(same.out, "nothing lost")) << same.out;
+  std::string text = text_of(before + "/report.json");
+  const std::string verdict = "\"check\":\"gradient\",\"verdict\":\"";
+  const size_t at = text.find(verdict);
+  ASSERT_NE(at, std::string::npos);
+  text.replace(at + verdict.size(), 6, "failed");
+  fs::create_directory(after);
+  std::ofstream(after + "/report.json") << text;
+  const Ended lost = call({"diff", before, after});
+  EXPECT_EQ(lost.code, 1) << lost.err;
+  EXPECT_TRUE(holds(lost.out, "LOST       verdict  linear_row tp=2   gradient   passed -> failed\n"))
+      << lost.out;
+  const Ended tables = call({"diff", before, after, "--markdown"});
+  EXPECT_EQ(tables.code, 1);
+  EXPECT_TRUE(tables.out.starts_with("## Shardproof: LOST\n")) << tables.out;
+  EXPECT_EQ(call({"diff", after, before}).code, 0);
+  for (const Words& wrong : {Words{"diff", before}, {"diff", before, after, after}, {"diff", before, folder / "none"}}) {
+    const Ended refused = call(wrong);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_EQ(refused.out, "");
+    EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1) << refused.err;
+  }
+}
+
+// A run that fails leaves its tensors where they are asked for; a folder that cannot be is refused
+// before anything runs.
+TEST_F(Command, DumpWritesWhatFailed) {
+  Folder folder;
+  const Ended failed = call({"run", "linear_row", "tp=2", "sp=on", "control=row_bias_gradient_times_p",
+                             "--dump", folder / "tensors"});
+  EXPECT_EQ(failed.code, 1) << failed.err;
+  EXPECT_TRUE(holds(failed.out, "\ndumped     1 of 1 case that did not pass, in ")) << failed.out;
+  EXPECT_FALSE(fs::is_empty(folder / "tensors"));
+  std::ofstream(folder / "file") << "x";
+  const Ended refused = call({"gate", "mapping_copy", "--tier", "smoke", "--dump", folder / "file"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(holds(refused.err, "--dump: expected a folder")) << refused.err;
+  EXPECT_EQ(refused.out, "");
+}
+
 }  // namespace
 }  // namespace shardproof

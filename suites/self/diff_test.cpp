@@ -8,6 +8,8 @@
 #include <fstream>
 
 #include "oracle/case.hpp"
+#include "oracle/gate.hpp"
+#include "oracle/registry.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_diff.hpp"
 
@@ -27,6 +29,13 @@ class Folder {
 
  private:
   std::string path_;
+};
+
+struct Silent final : Progress {
+  void begin(int64_t, int64_t) override {}
+  void done(const CaseResult&) override {}
+  void done(const ControlResult&) override {}
+  void tick() override {}
 };
 
 std::string check(const std::string& line, const std::string& name, const std::string& verdict,
@@ -275,6 +284,41 @@ TEST_F(Diff, WhatTheGateWritesIsRead) {
   EXPECT_EQ(e.checks[0].ratio, 0.25);
   EXPECT_EQ(e.checks[0].calls, 12);
   EXPECT_EQ(e.checks[0].bytes, 1152);
+}
+
+// Y = X W^T + b with the inner dim cut over tp: one all-reduce of Y's 24 x 7 doubles on each of two
+// ranks in the forward, nothing in the backward.
+TEST(Traffic, IsWhatOneForwardAndOneBackwardAskOfOtherRanks) {
+  const Registry registry = all_families();
+  Silent silent;
+  Options options;
+  const Report r =
+      run_line(parse("linear_row tp=2 tokens=24 out=7", registry), options, registry, silent);
+  EXPECT_EQ(r.cases.at(0).calls, 2);
+  EXPECT_EQ(r.cases.at(0).bytes, 2 * 24 * 7 * 8);
+}
+
+// Jobs of a gate are processes: what they judged arrives whole.
+TEST(Traffic, AndCatchesCrossFromTheJobsOfAGate) {
+  const Registry registry = all_families();
+  Silent silent;
+  Options options;
+  options.patterns = {"linear_row", "mapping_copy"};
+  options.tier = "smoke";
+  options.transports = {"processes"};
+  options.self = false;
+  options.jobs = 2;
+  const Report r = run_gate(options, registry, silent);
+  ASSERT_GT(r.cases.size(), 10u);
+  for (const CaseResult& c : r.cases)
+    EXPECT_GE(c.calls, 0) << c.line;
+  size_t caught = 0;
+  for (const ControlResult& c : r.controls)
+    if (c.outcome == ControlResult::caught) {
+      caught++;
+      EXPECT_FALSE(c.catches.empty()) << c.witness;
+    }
+  EXPECT_GT(caught, 10u);
 }
 
 struct Refused {
