@@ -782,6 +782,8 @@ int drift_of_logs(const Words& words) {
   files.insert(files.end(), words.plain.begin(), words.plain.end());
   if (files.size() > 2 || files[0].empty())
     throw BadInput(fmt::format("--logs: expected one digest log or two, met {}", files.size()));
+  if (single(words, "--report"))
+    throw BadInput("--report: expected together with a line, met with --logs; --json FILE writes what the logs show");
   std::vector<digest::Log> logs;
   for (const std::string& file : files) logs.push_back(digest::read_log(file));
   const digest::LogReport report =

@@ -487,6 +487,19 @@ TEST_F(Command, DiffComparesTwoReports) {
   }
 }
 
+// A page of drift shows a run: of logs there is an object only.
+TEST_F(Command, DriftWritesAPageOfARun) {
+  Folder folder;
+  const std::string page = folder / "report/index.html";
+  const Ended ended = call({"drift", "linear_row", "tp=2", "--steps", "3", "--report", folder / "report"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(holds(text_of(page), "\"word\":\"NO DRIFT\"")) << ended.out;
+  const Ended logs = call({"drift", "--logs", folder / "log", "--report", folder / "other"});
+  EXPECT_EQ(logs.code, 2);
+  EXPECT_TRUE(holds(logs.err, "--report: expected together with a line")) << logs.err;
+  EXPECT_FALSE(fs::exists(folder / "other"));
+}
+
 // A run that fails leaves its tensors where they are asked for; a folder that cannot be is refused
 // before anything runs.
 TEST_F(Command, DumpWritesWhatFailed) {
