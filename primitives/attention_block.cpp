@@ -22,7 +22,7 @@ struct Arguments {
 
 struct AttentionBlockSaved : Saved {
   Arguments in;
-  Buffer z, q, k, o;
+  Kept z, q, k, o;
   std::unique_ptr<Kernel> core;
   std::unique_ptr<Saved> attended;
 };
@@ -111,14 +111,14 @@ std::unique_ptr<Saved> AttentionBlock::forward(Rank& rank, std::span<const View>
   const Arguments& in = saved->in = Arguments(line, inputs);
   auto shape = with_extent(in.x.shape, 0, in.x.shape[0] * (p.sp ? p.tp.size() : 1));
   shape.back() = in.w_qkv.shape[0];
-  saved->z = Buffer(p.storage, shape);
+  saved->z = Kept(p.storage, shape);
   up_.forward(p, in.x, in.w_qkv, in.b_qkv, saved->z.view());
 
   const Heads z = heads_of(line, saved->z.view());
-  saved->q = Buffer(p.storage, z.q.shape);
-  saved->k = Buffer(p.storage, z.k.shape);
+  saved->q = Kept(p.storage, z.q.shape);
+  saved->k = Kept(p.storage, z.k.shape);
   shape.back() = in.w_out.shape[1];
-  saved->o = Buffer(p.storage, shape);
+  saved->o = Kept(p.storage, shape);
   const auto places = positions(p);
   turn(z.q, places, base_of(line), 1, in_single(p), saved->q.view());
   turn(z.k, places, base_of(line), 1, in_single(p), saved->k.view());
@@ -163,7 +163,7 @@ void AttentionBlock::gradients_of(Parallel& p, Saved& state, const View& g,
   const View q = saved.q.view(), k = saved.k.view(), z = saved.z.view();
   const View dq = like(q), dk = like(k), dz = like(z),
              no_lse = p.workspace(DType::f64, shape_of_statistics(q));
-  fill_from(no_lse, std::vector<double>(size_t(no_lse.elements()), 0.0));
+  set_zero(no_lse);
   const Heads into = heads_of(line, dz);
   const View cotangents[] = {as_heads(go, 0, q.shape[q.shape.size() - 2], q.shape.back()), no_lse},
              of_core[] = {dq, dk, into.v};

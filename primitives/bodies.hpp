@@ -1,5 +1,6 @@
 // The bodies that an executor has to run, by group: a group is one file of kernels on a device.
 #pragma once
+#include "primitives/attention_tiles.hpp"
 #include "primitives/clip.hpp"
 #include "primitives/gate.hpp"
 #include "primitives/norm_rows.hpp"
@@ -8,7 +9,7 @@
 #include "primitives/token_loss.hpp"
 
 #define SHARDPROOF_POINTWISE_BODIES(each)                                       \
-  each(Convert) each(Zero) each(Scale) each(Combine) each(AddRow) each(Dropout) \
+  each(Convert) each(Fill) each(Scale) each(Combine) each(AddRow) each(Dropout) \
       each(InitialValues) each(ColumnSums)
 #define SHARDPROOF_GATE_BODIES(each)                                                          \
   each(Activated) each(ActivatedSquares) each(InverseRoot) each(AlongValue) each(GammaOfGate) \
@@ -19,10 +20,14 @@
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
 
+#define SHARDPROOF_ATTENTION_BODIES(each) \
+  each(AttendBlock) each(AttentionOutput) each(AttentionDelta) each(QueryGradient) each(KeyGradient)
+
 #define SHARDPROOF_BODIES(each)     \
   SHARDPROOF_POINTWISE_BODIES(each) \
   SHARDPROOF_GATE_BODIES(each)      \
   SHARDPROOF_NORM_BODIES(each)      \
   SHARDPROOF_CLIP_BODIES(each)      \
   SHARDPROOF_ROTARY_BODIES(each)    \
-  SHARDPROOF_LOSS_BODIES(each)
+  SHARDPROOF_LOSS_BODIES(each)      \
+  SHARDPROOF_ATTENTION_BODIES(each)

@@ -174,8 +174,16 @@ struct Tensor {
 // How a body is run: once an element, or once a row or column by a team of threads.
 enum class Shape { elements, rows, columns };
 
-// The team of one: a serial loop. A device's is a block of threads (cuda/team.cuh).
+// The team of one: a serial loop. A device's is a block of threads (cuda/grid.cuh). Scratch holds
+// two tiles; what one thread puts there the others see after `join`, or after a sum or maximum.
 struct Alone {
+  static constexpr int tile = 64;
+  SHARDPROOF_HD Alone() {}  // scratch stays as it is
+  template <class A>
+  SHARDPROOF_HD A* scratch() const {
+    return reinterpret_cast<A*>(room_);
+  }
+  SHARDPROOF_HD void join() const {}
   SHARDPROOF_HD int64_t first() const { return 0; }
   SHARDPROOF_HD int64_t step() const { return 1; }
   SHARDPROOF_HD bool leads() const { return true; }
@@ -187,6 +195,9 @@ struct Alone {
   SHARDPROOF_HD A greatest(A own) const {
     return own;
   }
+
+ private:
+  alignas(8) mutable unsigned char room_[2 * tile * 8];
 };
 
 }  // namespace shardproof::primitives

@@ -23,15 +23,16 @@ struct Convert {
   }
 };
 
-struct Zero {
+struct Fill {
   static constexpr Shape shape = Shape::elements;
   Tensor to;
+  double value = 0;
   template <class F>
   void each_tensor(F f) {
     f(to);
   }
   SHARDPROOF_HD int64_t count() const { return to.elements; }
-  SHARDPROOF_HD void at(int64_t i) const { to.store(i, 0.0); }
+  SHARDPROOF_HD void at(int64_t i) const { to.store(i, value); }
 };
 
 // to = factor from / divisor, in double, rounded once.

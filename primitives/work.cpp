@@ -72,7 +72,7 @@ void convert(const View& from, const View& to) {
                                 shape_text(from.shape) + " to " + shape_text(to.shape));
   perform(Convert{tensor(from), tensor(to)}, "a copy");
 }
-void set_zero(const View& v) { perform(Zero{tensor(v)}, "zeros"); }
+void set_zero(const View& v) { perform(Fill{tensor(v), 0}, "zeros"); }
 void scale(const View& from, const View& to, double factor, double divisor) {
   perform(Scale{tensor(from), tensor(to), factor, divisor}, "a scale");
 }

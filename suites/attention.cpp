@@ -15,6 +15,7 @@
 #include "primitives/attention_line.hpp"
 #include "reference/attention.hpp"
 #include "suites/linear.hpp"
+#include "suites/ours.hpp"
 
 namespace shardproof {
 namespace contexts {
@@ -523,6 +524,7 @@ void family_attention(Registry& r) {
     s.contract = contract;
     s.make = make;
     r.add(std::move(s));
+    add_ours_on_device(r, contract);
   };
   ours("attention_allgather", [] { return std::make_unique<primitives::AttentionAllGather>(); });
   ours("attention_ring", [] { return std::make_unique<primitives::AttentionRing>(); });

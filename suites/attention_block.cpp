@@ -10,6 +10,7 @@
 #include "oracle/registry.hpp"
 #include "primitives/attention_block.hpp"
 #include "suites/attention.hpp"
+#include "suites/ours.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -240,10 +241,7 @@ Contract attention_block() {
 
 void family_attention_block(Registry& r) {
   r.add(attention_block());
-  Subject ours;
-  ours.contract = "attention_block";
-  ours.make = [] { return std::make_unique<primitives::AttentionBlock>(); };
-  r.add(std::move(ours));
+  add_ours<primitives::AttentionBlock>(r, "attention_block");
 }
 
 }  // namespace shardproof

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "oracle/device.hpp"
+#include "primitives/attention_blockwise.hpp"
 #include "primitives/block.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/loss_packed.hpp"
@@ -52,6 +53,11 @@ std::unique_ptr<Kernel> ours() {
   return std::make_unique<OnRanksStream>(std::make_unique<Primitive>());
 }
 
+template <primitives::Strategy strategy>
+std::unique_ptr<Kernel> attention() {
+  return std::make_unique<OnRanksStream>(primitives::blockwise_attention(strategy));
+}
+
 inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
@@ -64,6 +70,11 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"replicated_qkv", ours<primitives::ReplicatedQkv>},
     DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
     DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
+    DeviceKernel{"attention_allgather", attention<primitives::Strategy::allgather>},
+    DeviceKernel{"attention_ring", attention<primitives::Strategy::ring>},
+    DeviceKernel{"attention_alltoall", attention<primitives::Strategy::alltoall>},
+    DeviceKernel{"attention_hierarchical", attention<primitives::Strategy::hierarchical>},
+    DeviceKernel{"attention_block", made<primitives::blockwise_attention_block>},
     DeviceKernel{"rotary_context", ours<primitives::RotaryContext>},
     DeviceKernel{"loss_packed", ours<primitives::LossPacked>},
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},

@@ -114,7 +114,7 @@ int launch(const Gemm& g, void* stream) {
   if (int code = c.reserve(sums, bare.m, bare.n, product)) return code;
   bare.c = {product.data, bare.n, false};
   bare.out = sums;
-  if (int code = bare.k > 0 ? cuda::bare_gemm(bare, stream) : launch(Zero{product}, stream))
+  if (int code = bare.k > 0 ? cuda::bare_gemm(bare, stream) : launch(Fill{product, 0}, stream))
     return code;
   return deliver(g, product, bare.n, stream);
 }

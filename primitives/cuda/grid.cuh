@@ -18,6 +18,13 @@ inline unsigned blocks(int64_t wanted) { return unsigned(std::min(wanted, most_b
 // The threads of a block as one team (Alone of element.hpp is the team of one).
 class BlockTeam {
  public:
+  static constexpr int tile = 128;
+  template <class A>
+  __device__ A* scratch() const {
+    __shared__ A room[2 * tile];
+    return room;
+  }
+  __device__ void join() const { __syncthreads(); }
   __device__ int64_t first() const { return threadIdx.x; }
   __device__ int64_t step() const { return blockDim.x; }
   __device__ bool leads() const { return threadIdx.x == 0; }

@@ -324,7 +324,7 @@ TEST(Registry, DeviceSubjectsAreTheKernelsOfTheModule) {
 
 TEST(Program, EveryKernelOfTheModuleIsJudgedOnTheDevice) {
   const Ran ran =
-      program("gate mapping linear norm block replicated packed --tier smoke --device cuda --require staged.np2,staged.np4");
+      program("gate --tier smoke --device cuda --require staged.np2,staged.np4");
   EXPECT_EQ(ran.exit, 0) << ran.text;
   EXPECT_TRUE(ran.says("staged 2 4 proven")) << ran.text;
   EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
@@ -440,11 +440,9 @@ TEST(Program, ARunOnTheHostAsksForNoDevice) {
   EXPECT_EQ(ran.exit, 0) << ran.text;
 }
 
-TEST(Program, WhatHasNoDeviceKernelIsNotDueThere) {
-  const Ran ran = program("gate attention_ring mapping_reduce --tier smoke --device cuda --dry-run");
-  EXPECT_EQ(ran.exit, 0) << ran.text;
-  EXPECT_FALSE(ran.says("attention_ring cp")) << ran.text;
-  EXPECT_EQ(program("run attention_ring cp=2 device=cuda").exit, 2);
+TEST(Program, BrokenTwinsAreHostKernels) {
+  const Ran ran = program("run linear_row tp=2 device=cuda control=row_bias_gradient_times_p");
+  EXPECT_EQ(ran.exit, 2) << ran.text;
   EXPECT_EQ(program("run mapping_reduce tp=2 subject=cuda").exit, 2);
 }
 
