@@ -37,15 +37,21 @@ Softmax::Softmax(int64_t rows, int64_t value_dim)
 // ---- The steps
 
 std::vector<Label> AttentionCore::queries(const ContextLine& c, int rank) const {
-  return local_labels(c,
-                      c.documents.empty() ? labels_of_sequence(c.rows, c.key_rows - c.rows)
-                                          : labels_of_documents(c),
-                      rank);
+  if (c.documents.empty())
+    return local_labels(c, labels_of_sequence(c.rows, c.key_rows - c.rows), rank);
+  // The last query of a document stands at its last key.
+  std::vector<Label> all = labels_of_documents(c);
+  for (Label& label : all)
+    if (label.sequence >= 0)
+      label.position +=
+          c.key_documents[size_t(label.sequence)] - c.documents[size_t(label.sequence)];
+  return local_labels(c, all, rank);
 }
 
 std::vector<Label> AttentionCore::keys(const ContextLine& c, int rank) const {
+  const ContextLine k = of_keys(c);
   return local_labels(
-      c, c.documents.empty() ? labels_of_sequence(c.key_rows, 0) : labels_of_documents(c), rank);
+      k, k.documents.empty() ? labels_of_sequence(k.rows, 0) : labels_of_documents(k), rank);
 }
 
 double AttentionCore::scale(const Case& line, const HeadShape& s) const {

@@ -19,9 +19,9 @@ int64_t at_or(const Case& line, const char* key, int64_t fallback) {
   return line.has(key) ? line.at(key) : fallback;
 }
 
-std::vector<int64_t> documents_of(const Case& line) {
-  if (!line.has("docs") || line.text("docs").empty()) return {};
-  return parse_list("docs", line.text("docs"));
+std::vector<int64_t> documents_of(const Case& line, const char* key = "docs") {
+  if (!line.has(key) || line.text(key).empty()) return {};
+  return parse_list(key, line.text(key));
 }
 
 bool zigzag(const std::string& layout) { return layout != "contiguous"; }
@@ -54,8 +54,17 @@ ContextLine::ContextLine(const Case& line)
   rows = seq > 0 ? seq : line.at("tokens");
   if (!documents.empty()) rows = rows_of_documents(layout, documents, ranks);
   key_rows = rows;
+  key_documents = documents_of(line, "kv_docs");
+  if (key_documents.empty()) key_documents = documents;
+  if (!documents.empty()) key_rows = rows_of_documents(layout, key_documents, ranks);
   if (documents.empty() && line.has("kv_tokens"))
     key_rows = line.at("kv_tokens") / (seq > 0 ? line.at("batch") : 1);
+}
+
+ContextLine of_keys(const ContextLine& c) {
+  ContextLine keys = c;
+  keys.documents = c.key_documents, keys.rows = c.key_rows;
+  return keys;
 }
 
 std::vector<int64_t> owned_rows(const ContextLine& c, int64_t rows, int r) {
@@ -141,24 +150,41 @@ Refusal axes(const Case& line) {
            "dp cuts the batch: choose a multiple"));
 }
 
-Refusal documents(const Case& line) {
-  const auto lengths = documents_of(line);
-  if (lengths.empty()) return {};
+// Lengths that are the steps of cu_seqlens of all tokens, `total` of the line.
+Refusal lengths(const Case& line, const char* key, const char* total) {
+  const auto lengths = documents_of(line, key);
+  const std::string keys = std::string(key) == "docs" ? "" : "key ";
   int64_t end = 0;
   for (size_t d = 0; d < lengths.size(); end += lengths[d++])
     if (lengths[d] < 0)
-      return Rejected("cu_seqlens that never fall",
-                      "document " + std::to_string(d) + " of " + std::to_string(lengths[d]) +
-                          " tokens, from " + std::to_string(end) + " to " +
+      return Rejected(keys + "cu_seqlens that never fall",
+                      "document " + std::to_string(d) + " of " + std::to_string(lengths[d]) + " " +
+                          keys + "tokens, from " + std::to_string(end) + " to " +
                           std::to_string(end + lengths[d]),
                       "a document has 0 tokens or more");
   return first_refusal(
-      when(end != line.at("tokens"), "documents that hold all tokens, " + said(line, "tokens"),
+      when(end != line.at(total),
+           "documents that hold all " + keys + "tokens, " + said(line, total),
            "document " + std::to_string(lengths.size() - 1) + " ending at " + std::to_string(end),
-           "leave tokens out, or let docs add up to it"),
-      when(end == 0, "a document with a token", "none", "give one of them a length"),
-      when(at_or(line, "seq", 0) > 0, "documents in one row of tokens", said(line, "seq"),
-           "leave seq and batch out where docs is given"));
+           "leave " + std::string(total) + " out, or let " + key + " add up to it"),
+      when(end == 0, "a document with a " + keys + "token", "none", "give one of them a length"));
+}
+
+Refusal documents(const Case& line) {
+  const auto queries = documents_of(line), keys = documents_of(line, "kv_docs");
+  if (queries.empty())
+    return when(!keys.empty(), "docs wherever kv_docs is given", said(line, "kv_docs"),
+                "write docs=, the lengths of the queries");
+  if (Refusal r =
+          first_refusal(lengths(line, "docs", "tokens"),
+                        when(at_or(line, "seq", 0) > 0, "documents in one row of tokens",
+                             said(line, "seq"), "leave seq and batch out where docs is given")))
+    return r;
+  if (keys.empty()) return {};
+  return first_refusal(when(keys.size() != queries.size(), "as many kv_docs as docs",
+                            std::to_string(keys.size()) + " and " + std::to_string(queries.size()),
+                            "every document has queries and keys, 0 of them at least"),
+                       lengths(line, "kv_docs", "kv_tokens"));
 }
 
 Refusal rows(const Case& line) {
@@ -191,10 +217,10 @@ Refusal masks(const Case& line) {
            said(line, "window"), "write window=left,right with -1 for no limit"),
       when(number_of(line, "softcap", 0) < 0, "softcap of 0 (none) or more", said(line, "softcap"),
            "leave it out for none"),
-      when(!documents_of(line).empty() &&
+      when(!documents_of(line).empty() && documents_of(line, "kv_docs").empty() &&
                at_or(line, "kv_tokens", line.at("tokens")) != line.at("tokens"),
-           "as many keys as queries in packed documents", said(line, "kv_tokens"),
-           "leave kv_tokens out where docs is given"));
+           "kv_docs where packed documents have other counts of keys than of queries",
+           said(line, "kv_tokens"), "write kv_docs=, or leave kv_tokens out"));
 }
 
 Refusal heads(const Case& line) {

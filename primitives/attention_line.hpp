@@ -25,11 +25,14 @@ struct ContextLine {
   explicit ContextLine(const Case&);
   int ranks;  // of cp
   std::string layout;
-  std::vector<int64_t> documents;  // lengths; empty: not packed
-  int64_t rows, key_rows;          // of dim 0 over all ranks, padding included
-  int64_t batch;                   // sequences side by side on a rank (dim 1), 1 where not seq
+  // Lengths; empty: not packed. Documents may hold other counts of keys than of queries (kv_docs=).
+  std::vector<int64_t> documents, key_documents;
+  int64_t rows, key_rows;  // of dim 0 over all ranks, padding included
+  int64_t batch;           // sequences side by side on a rank (dim 1), 1 where not seq
 };
 
+// The same line with the keys' documents and rows in the place of the queries'.
+ContextLine of_keys(const ContextLine&);
 int64_t rows_of_documents(const std::string& layout, const std::vector<int64_t>& lengths,
                           int ranks);
 // Rows of dim 0 that rank r owns, in local order.

@@ -50,14 +50,16 @@ Key number_key(const char* name, const char* help) {
   return k;
 }
 
+std::string sum_of_list(const Case& c, const char* key) {
+  int64_t sum = 0;
+  for (int64_t n : parse_list(key, c.text(key))) sum += n;
+  return std::to_string(std::max<int64_t>(sum, 1));
+}
+
 std::vector<Key> token_keys(const char* tokens) {
   Key t = linears::extent("tokens", "", 1, "real tokens; left out: the sum of docs, seq*batch");
   t.derive = [tokens](const Case& c) -> std::string {
-    if (packed(c)) {
-      int64_t sum = 0;
-      for (int64_t n : parse_list("docs", c.text("docs"))) sum += n;
-      return std::to_string(std::max<int64_t>(sum, 1));
-    }
+    if (packed(c)) return sum_of_list(c, "docs");
     return c.at("seq") > 0 ? std::to_string(c.at("seq") * c.at("batch")) : std::string(tokens);
   };
   Key layout{"layout", "contiguous",
@@ -91,16 +93,18 @@ bool packed(const Case& c) { return !c.text("docs").empty(); }
 int64_t ranks(const Case& c) { return c.ranks(Axis::cp); }
 int64_t batch_of(const Case& c) { return c.at("seq") > 0 ? c.at("batch") : 1; }
 
-Packing packing(const Case& c) {
+Packing packing(const Case& c, bool keys) {
+  const char* const key =
+      keys && c.has("kv_docs") && !c.text("kv_docs").empty() ? "kv_docs" : "docs";
   // A line that will be refused has operands, too.
-  auto lengths = parse_list("docs", c.text("docs"));
+  auto lengths = parse_list(key, c.text(key));
   for (int64_t& n : lengths) n = std::max<int64_t>(n, 0);
   if (c.text("layout") == "zigzag") return pack_each(lengths, 2 * ranks(c));
   return pack_row(lengths, c.text("layout") == "contiguous" ? ranks(c) : 2 * ranks(c));
 }
 
 int64_t rows_of(const Case& c, bool keys) {
-  if (packed(c)) return packing(c).rows;
+  if (packed(c)) return packing(c, keys).rows;
   const int64_t tokens = keys && c.has("kv_tokens") ? c.at("kv_tokens") : c.at("tokens");
   return tokens / batch_of(c);
 }
@@ -112,23 +116,30 @@ std::vector<int64_t> token_shape(const Case& c, bool keys, std::vector<int64_t> 
   return shape;
 }
 
-Placement rows_on_cp(const Case& c) {
+Placement rows_on_cp(const Case& c, bool keys) {
   const int64_t chunks = 2 * ranks(c);
   if (c.text("layout") == "contiguous" || rows_of(c, false) % chunks || rows_of(c, true) % chunks)
     return S(0);
   if (packed(c) && c.text("layout") == "zigzag")
-    return S(0, zigzag_documents_map(packing(c).lengths));
+    return S(0, zigzag_documents_map(packing(c, keys).lengths));
   return S(0, zigzag_map());
 }
 
-Layout tokens_on(const Case& c, const Placement& tp) {
-  Layout layout{{Axis::cp, rows_on_cp(c)}, {Axis::tp, tp}};
+Layout tokens_on(const Case& c, const Placement& tp, bool keys) {
+  Layout layout{{Axis::cp, rows_on_cp(c, keys)}, {Axis::tp, tp}};
   if (c.at("seq") > 0) layout.insert(layout.begin(), {Axis::dp, S(1)});
   return layout;
 }
 
 std::vector<PackedToken> labels_of(const Case& c, bool keys) {
-  if (packed(c)) return tokens_of(packing(c));
+  if (packed(c)) {
+    const Packing own = packing(c, keys), other = packing(c, true);
+    auto tokens = tokens_of(own);
+    for (PackedToken& t : tokens)
+      if (t.document >= 0 && size_t(t.document) < other.lengths.size())
+        t.position += other.lengths[size_t(t.document)] - own.lengths[size_t(t.document)];
+    return tokens;
+  }
   const int64_t rows = rows_of(c, keys), batch = batch_of(c),
                 first = keys ? 0 : rows_of(c, true) - rows;
   std::vector<PackedToken> labels;
@@ -137,8 +148,10 @@ std::vector<PackedToken> labels_of(const Case& c, bool keys) {
   return labels;
 }
 
+// Empty where keys lie in other rows than their queries: one list serves all operands.
 std::vector<int64_t> sequences_of(const Case& c) {
   std::vector<int64_t> list;
+  if (packed(c) && packing(c, true).lengths != packing(c, false).lengths) return list;
   for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
   return list;
 }
@@ -244,10 +257,10 @@ std::vector<Operand> operands(const Case& c, Strategy strategy) {
   const int64_t n = c.at("heads"), g = c.at("kv_heads"), dk = c.at("head_dim"),
                 dv = value_dim_of(c);
   const int heads = c.at("seq") > 0 ? 2 : 1;
-  const Layout tokens = tokens_on(c, S(heads));
+  const Layout tokens = tokens_on(c, S(heads)), keys = tokens_on(c, S(heads), true);
   std::vector<Operand> list{{"q", Operand::input, token_shape(c, false, {n, dk}), tokens},
-                            {"k", Operand::input, token_shape(c, true, {g, dk}), tokens},
-                            {"v", Operand::input, token_shape(c, true, {g, dv}), tokens},
+                            {"k", Operand::input, token_shape(c, true, {g, dk}), keys},
+                            {"v", Operand::input, token_shape(c, true, {g, dv}), keys},
                             {"o", Operand::output, token_shape(c, false, {n, dv}), tokens}};
   Operand lse{"lse", Operand::output, token_shape(c, false, {n}), tokens};
   // All-to-all leaves it where it was computed: cut by heads over tp and, inside, over cp.
@@ -320,12 +333,12 @@ int64_t seen_by(const Case& c, int64_t i, int64_t n) {
 int64_t pairs(const Case& c, int rank) {
   const Mesh mesh = c.mesh();
   const auto labels = labels_of(c, false);
-  const auto lengths =
-      packed(c) ? packing(c).lengths : std::vector<int64_t>(size_t(batch_of(c)), rows_of(c, true));
+  const auto lengths = packed(c) ? packing(c, true).lengths
+                                 : std::vector<int64_t>(size_t(batch_of(c)), rows_of(c, true));
   const int64_t batch = batch_of(c) / c.ranks(Axis::dp),
                 first = batch * (c.at("seq") > 0 ? mesh.coordinate(rank, Axis::dp) : 0);
   int64_t count = 0;
-  const Placement rows = rows_on_cp(c);
+  const Placement rows = rows_on_cp(c, false);
   const IndexMap& map = rows.map ? *rows.map : contiguous_map();
   for (int64_t row : map.owned(rows_of(c, false), int(ranks(c)), mesh.coordinate(rank, Axis::cp)))
     for (int64_t b = first; b < first + batch; ++b) {
@@ -386,14 +399,17 @@ std::vector<Key> keys(Strategy strategy) {
   const bool alltoall = strategy == Strategy::alltoall;
   std::vector<Key> list = token_keys("48");
   Key kv_tokens = extent("kv_tokens", "", 1, "keys where there are not as many as queries");
-  kv_tokens.derive = [](const Case& c) { return c.text("tokens"); };
+  kv_tokens.derive = [](const Case& c) {
+    return c.text("kv_docs").empty() ? c.text("tokens") : sum_of_list(c, "kv_docs");
+  };
   Key v_dim = extent("v_dim", "", 1, "features of a value head; left out: head_dim");
   v_dim.derive = [](const Case& c) { return c.text("head_dim"); };
   for (Key& k : std::vector<Key>{
-           kv_tokens, extent("heads", alltoall ? "24" : "8", 1, "query heads"),
-           kv_heads_key(alltoall), extent("head_dim", "3", 1, "features of a query or key head"),
-           v_dim, mask_keys()[0], mask_keys()[1],
-           number_key("softcap", "c of c tanh(S/c); left out: none"),
+           kv_tokens,
+           list_key("kv_docs", 0, "keys of packed documents where they are not their queries"),
+           extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv_heads_key(alltoall),
+           extent("head_dim", "3", 1, "features of a query or key head"), v_dim, mask_keys()[0],
+           mask_keys()[1], number_key("softcap", "c of c tanh(S/c); left out: none"),
            number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
            toggle("lse_grad", "off", "a cotangent on lse as well")})
     list.push_back(std::move(k));
@@ -440,6 +456,9 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
        crossed(crossed({name + " cp=4"}, documents), {"", "mask=causal window=2,0 softcap=2"}),
        crossed({name + " cp=4 layout=zigzag mask=causal"}, nasty),
        crossed({name + " cp=2 mask=causal"}, nasty),
+       crossed({name + " cp=2", name + " cp=4 layout=zigzag mask=causal",
+                name + " cp=2 layout=zigzag_row mask=causal lse_grad=on"},
+               {"docs=7,1,8 kv_docs=5,3,12", "docs=4,0,6,5 kv_docs=0,7,2,5"}),
        crossed({name + " cp=4 layout=zigzag mask=causal"}, heads),
        crossed({name + " cp=4 layout=zigzag mask=causal", name + " cp=2"},
                {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 docs=7,1,8",
@@ -461,13 +480,28 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
 }
 
 std::vector<std::string> illegal_of(const std::string& name) {
-  return crossed(
-      {name},
-      {"cp=4 tokens=10", "cp=4 layout=zigzag tokens=12", "cp=2 layout=zigzag seq=3 batch=4",
-       "cp=2 docs=7,-1,10", "cp=2 docs=7,1,8 tokens=17", "cp=2 docs=0,0 tokens=1",
-       "cp=2 layout=zigzag_row", "cp=2 docs=7,1,8 kv_tokens=8", "cp=2 kv_tokens=9",
-       "cp=2 heads=8 kv_heads=3", "cp=2 window=-2,0", "cp=2 batch=2", "cp=2 dp=2", "cp=2 pp=2",
-       "tp=2 heads=8 kv_heads=1", "cp=2 softcap=-1", "cp=2 docs=7,1,8 seq=8 batch=2"});
+  return crossed({name}, {"cp=4 tokens=10",
+                          "cp=4 layout=zigzag tokens=12",
+                          "cp=2 layout=zigzag seq=3 batch=4",
+                          "cp=2 docs=7,-1,10",
+                          "cp=2 docs=7,1,8 tokens=17",
+                          "cp=2 docs=0,0 tokens=1",
+                          "cp=2 layout=zigzag_row",
+                          "cp=2 docs=7,1,8 kv_tokens=8",
+                          "cp=2 docs=7,1,8 kv_docs=7,9",
+                          "cp=2 docs=7,1,8 kv_docs=7,-1,10",
+                          "cp=2 docs=7,1 kv_docs=0,0",
+                          "cp=2 kv_docs=7,1,40",
+                          "cp=2 docs=7,1,8 kv_docs=7,1,9 kv_tokens=16",
+                          "cp=2 kv_tokens=9",
+                          "cp=2 heads=8 kv_heads=3",
+                          "cp=2 window=-2,0",
+                          "cp=2 batch=2",
+                          "cp=2 dp=2",
+                          "cp=2 pp=2",
+                          "tp=2 heads=8 kv_heads=1",
+                          "cp=2 softcap=-1",
+                          "cp=2 docs=7,1,8 seq=8 batch=2"});
 }
 
 Contract attention(const char* name, Strategy strategy, const char* summary) {

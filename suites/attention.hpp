@@ -20,12 +20,12 @@ Key number_key(const char* name, const char* help);
 
 bool packed(const Case&);
 int64_t ranks(const Case&);               // of cp
-Packing packing(const Case&);             // of docs
+Packing packing(const Case&, bool keys);  // of docs, or of kv_docs where the line has them
 int64_t rows_of(const Case&, bool keys);  // extent of dim 0
 int64_t batch_of(const Case&);            // 1 where not seq
 std::vector<int64_t> token_shape(const Case&, bool keys, std::vector<int64_t> rest);
-Placement rows_on_cp(const Case&);
-Layout tokens_on(const Case&, const Placement& tp);
+Placement rows_on_cp(const Case&, bool keys);
+Layout tokens_on(const Case&, const Placement& tp, bool keys = false);
 
 // By token of the whole operand: its sequence (-1: padding) and its position there. Positions of
 // queries end with those of their keys.

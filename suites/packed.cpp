@@ -35,12 +35,6 @@ Gauge gauge_of(const Case& c, const reference::Values& bound) {
   return g;
 }
 
-std::vector<int64_t> sequences(const Case& c) {
-  std::vector<int64_t> list;
-  for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
-  return list;
-}
-
 // ---- Rotary positions
 
 double base_of(const Case& c) {
@@ -114,7 +108,7 @@ Contract rotary_context() {
   };
   c.traffic = [](const Case&, const std::string&, int) { return std::vector<Traffic>{}; };
   c.cases = rotary_cases;
-  c.sequences = sequences;
+  c.sequences = sequences_of;
   c.illegal = {"rotary_context cp=2 head_dim=3", "rotary_context cp=4 tokens=10",
                "rotary_context cp=2 docs=7,-1,8", "rotary_context tp=4 heads=6",
                "rotary_context cp=2 docs=7,1 tokens=9"};
@@ -334,7 +328,7 @@ Contract zigzag_exchange() {
   };
   c.integer_range = [](const Case& line) { return exact_range(line.dtype(), 1, 1); };
   c.cases = exchange_cases;
-  c.sequences = sequences;
+  c.sequences = sequences_of;
   c.illegal = {"zigzag_exchange cp=2 layout=contiguous", "zigzag_exchange cp=4 tokens=12",
                "zigzag_exchange tp=2", "zigzag_exchange cp=2 docs=7,-1,8",
                "zigzag_exchange cp=2 layout=zigzag_row"};

@@ -43,7 +43,8 @@ struct StrictCausal final : AttentionCore {
 // The mask is aligned at the first key and not at the last: j <= i in place of j <= i + Sk - Sq.
 struct TopLeftCausal final : AttentionCore {
   std::vector<Label> queries(const ContextLine& c, int rank) const override {
-    return local_labels(c, labels_of_sequence(c.rows, 0), rank);
+    return local_labels(
+        c, c.documents.empty() ? labels_of_sequence(c.rows, 0) : labels_of_documents(c), rank);
   }
 };
 
@@ -305,6 +306,8 @@ using controls::Row;
 const char* const ring = "attention_ring";
 const char* const gather = "attention_allgather";
 const char* const alltoall = "attention_alltoall";
+const char* const zigzag4documents =
+    "cp=4 layout=zigzag mask=causal docs=7,1,8 kv_docs=5,3,12";
 const char* const zigzag4 = "cp=4 layout=zigzag mask=causal";
 
 const Row rows[] = {
@@ -356,6 +359,8 @@ const Row rows[] = {
      "Dao-AILab/flash-attention 402", "cp=2 mask=causal kv_tokens=64", "Sq != Sk, both signs"},
     {gather, "top_left_causal", gather_with<TopLeftCausal>, "forward,mask", "gradcheck,ledger",
      "Dao-AILab/flash-attention 402", "cp=2 mask=causal kv_tokens=16", "Sq != Sk, both signs"},
+    {ring, "top_left_causal_packed", ring_with<TopLeftCausal>, "forward,mask", "gradcheck,ledger",
+     "Dao-AILab/flash-attention 402", zigzag4documents, "Sq != Sk, both signs in one row"},
     {ring, "gqa_group_map", ring_with<HeadsInTurn>, "forward", "gradcheck,ledger",
      "NVIDIA/TransformerEngine 1044", zigzag4, "1 < kv_heads < heads"},
     {alltoall, "gqa_group_map", alltoall_with<HeadsInTurn>, "forward", "gradcheck,ledger",

@@ -117,6 +117,20 @@ TEST(ContextLine, NamesTheRowsAndTokensOfTheJudge) {
     }
 }
 
+// Three queries of one key and one query of three: the last query stands at the last key.
+TEST(ContextLine, AlignsTheQueriesOfADocumentAtItsLastKey) {
+  const Case line = line_of("attention_ring docs=3,1 kv_docs=1,3 mask=causal");
+  const primitives::ContextLine c(line);
+  std::vector<int64_t> queries, keys;
+  for (const auto& label : primitives::AttentionCore().queries(c, 0))
+    queries.push_back(label.position);
+  for (const auto& label : primitives::AttentionCore().keys(c, 0)) keys.push_back(label.position);
+  EXPECT_EQ(queries, (Rows{-2, -1, 0, 2}));
+  EXPECT_EQ(keys, (Rows{0, 0, 1, 2}));
+  EXPECT_EQ(contract_of(line).visible(line),
+            (std::vector<uint8_t>{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1}));
+}
+
 // ---- Packing
 
 TEST(Packing, PadsEachDocumentOrTheRow) {
@@ -262,7 +276,9 @@ TEST(AttentionPairs, AreThoseOfTheMask) {
   for (const char* words :
        {"mask=causal window=5,0 layout=zigzag", "window=3,2", "docs=7,1,8 mask=causal",
         "docs=0,5,0,7 layout=zigzag window=2,1", "seq=8 batch=3 mask=causal",
-        "kv_tokens=16 mask=causal", "kv_tokens=64 mask=causal window=4,-1"}) {
+        "kv_tokens=16 mask=causal", "kv_tokens=64 mask=causal window=4,-1",
+        "docs=7,1,8 kv_docs=5,3,12 mask=causal layout=zigzag",
+        "docs=4,0,6,5 kv_docs=0,7,2,5 window=2,-1"}) {
     const std::string text = std::string("attention_ring cp=4 ") + words;
     const Case line = line_of(text);
     const auto visible = contract_of(line).visible(line);
