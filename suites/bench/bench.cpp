@@ -25,6 +25,7 @@
 #include "oracle/gate.hpp"
 #include "oracle/run.hpp"
 #include "reference/linear.hpp"
+#include "suites/bench/timed_kernel.hpp"
 
 extern char** environ;
 
@@ -123,6 +124,26 @@ double checks_per_second(const Registry& registry, const std::string& program, c
     if (i > 0) passes.push_back(double(checks) / seconds_since(begin));
   }
   return median(passes);
+}
+
+// Milliseconds from a line to the verdicts of all its checks, in a world that lives: the median of
+// nine runs after a first one.
+double case_ms(const Registry& registry, const std::string& program, const std::string& text) {
+  Options options;
+  options.program = program;
+  Runner runner(options, registry);
+  const Case line = parse(text, registry);
+  const auto checks = due_checks(registry.contract(line.contract), line, declared_of(line, registry), {});
+  std::vector<double> runs;
+  for (int i = 0; i < 10; ++i) {
+    const auto begin = Clock::now();
+    const Judged j = runner.run(line, checks, lane_of(line));
+    const double ms = seconds_since(begin) * 1e3;
+    for (const CheckResult& c : j.result.checks)
+      if (c.verdict != Verdict::passed) throw Infrastructure(fmt::format("{} of {} did not pass while it was timed", c.check, text));
+    if (i > 0) runs.push_back(ms);
+  }
+  return median(runs);
 }
 
 // Milliseconds of a whole process.
@@ -272,6 +293,8 @@ double drift_seconds(const Registry& registry, const std::string& program) {
 
 std::vector<Row> measure(const Registry& registry, const std::string& program, const std::string& command) {
   std::vector<Row> rows;
+  const std::string toy = "attention_ring cp=4 tokens=16 layout=zigzag mask=causal docs=7,1,8",
+                    ring = "attention_ring tokens=512 heads=8 head_dim=64 dtype=f32 mask=causal layout=zigzag";
   std::vector<std::string> transports{"processes", "threads"};
   if (mpi_missing().empty()) transports.push_back("mpi");
   for (const std::string& transport : transports)
@@ -280,6 +303,8 @@ std::vector<Row> measure(const Registry& registry, const std::string& program, c
   rows.push_back({"checks_per_second", "processes", 4, checks_per_second(registry, program, "mapping", false), "1/s", "smoke tier of mapping; exhaustive adjoint and differences apart"});
   rows.push_back({"adjoint_checks_per_second", "processes", 4, checks_per_second(registry, program, "mapping", true), "1/s", "smoke tier of mapping, adjoint alone"});
   rows.push_back({"all_checks_per_second", "processes", 4, checks_per_second(registry, program, "", false), "1/s", "smoke tier of every family, the same checks"});
+  rows.push_back({"toy_case_all_checks", "processes", 4, case_ms(registry, program, toy), "ms", fmt::format("every check of {}, controls apart", toy)});
+  rows.push_back({"attention_ring_512", "processes", 4, seconds_over(fmt::format("{} cp=4", ring), ring, registry), "ratio", fmt::format("forward and backward at cp=4 / at cp=1 of {}", ring)});
   rows.push_back({"start_up", "none", 1, process_ms({command, "--help"}, 9), "ms", "whole process of `shardproof --help`, families registered"});
   rows.push_back({"smoke_tier", "processes", 4, process_ms({command, "gate", "--tier", "smoke", "mapping"}, 1) / 1e3, "s", "whole process, family mapping, controls included"});
   rows.push_back({"smoke_tier_all", "processes", 4, process_ms({command, "gate", "--tier", "smoke"}, 1) / 1e3, "s", "whole process, every family, controls included"});
