@@ -166,8 +166,25 @@ std::string gemms_text(const Contract& contract, const Case& line, bool backward
   return text;
 }
 
+std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank);
+
+// "cp/2": the run of 2 ranks of cp that the rank is in; "cp%2": the ranks at its place of all runs.
+std::vector<int> members_of_runs(const std::string& label, size_t mark, const Mesh& mesh,
+                                 int rank) {
+  const auto all = members_of(label.substr(0, mark), mesh, rank);
+  const auto u = size_t(std::atoi(label.c_str() + mark + 1)),
+             me = size_t(std::find(all.begin(), all.end(), rank) - all.begin());
+  std::vector<int> members;
+  if (u == 0) return members;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (label[mark] == '/' ? i / u == me / u : i % u == me % u) members.push_back(all[i]);
+  return members;
+}
+
 // Members of a call's group through a rank; empty for groups that are no product of axes.
 std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank) {
+  if (const size_t mark = label.find_first_of("/%"); mark != std::string::npos)
+    return members_of_runs(label, mark, mesh, rank);
   if (label == name(Axis::rep)) return mesh.group({Axis::rep}, rank);
   std::vector<Axis> axes;
   std::string word;
@@ -209,6 +226,31 @@ std::string volume_text(const Volume& v) {
                  : "";
 }
 
+// Messages one after another in a ring of p: p-1 for a gather, a scatter or an exchange, twice that
+// for an all-reduce, one for a shift.
+int64_t rounds_of(Op op, int64_t p) {
+  if (op == Op::shift) return 1;
+  return op == Op::all_reduce ? 2 * (p - 1) : p - 1;
+}
+
+// Room for what travels in a phase: the larger side of each call, and for shifts two buffers that
+// change places. A message is home after at most p hops, so that more hops are more messages.
+class Messages {
+ public:
+  void add(const Traffic& t, const Volume& v, int64_t p) {
+    if (t.op != Op::shift) {
+      bytes_ += v.logical;
+    } else if (hops_[{t.label, t.dtype, t.count}]++ % p == 0) {
+      bytes_ += 2 * v.logical;
+    }
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::map<std::tuple<std::string, DType, int64_t>, int64_t> hops_;
+  int64_t bytes_ = 0;
+};
+
 std::string call_name(const Traffic& t) {
   std::string text = name(t.op);
   if (t.reduce != Reduce::none) text += fmt::format(" {}", name(t.reduce));
@@ -221,10 +263,16 @@ std::string calls_of_rank(const std::vector<Traffic>& due, bool backward, const 
                           int rank) {
   std::string text;
   Volume sum;
+  Messages messages;
+  int64_t rounds = 0;
   int calls = 0;
   for (const Traffic& t : due) {
     if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
-    Volume v = volume_of(t, members_of(t.label, mesh, rank));
+    const auto members = members_of(t.label, mesh, rank);
+    Volume v = volume_of(t, members);
+    const int64_t p = std::max<int64_t>(1, int64_t(members.size()));
+    messages.add(t, v, p);
+    rounds += rounds_of(t.op, p);
     sum.logical += v.logical, sum.ring_of_rank += v.ring_of_rank;
     sum.known = sum.known && v.known;
     text += row("", fmt::format("call {:<3} {:<20} {:<6} {:<14} {}", ++calls, call_name(t), t.label,
@@ -232,7 +280,9 @@ std::string calls_of_rank(const std::vector<Traffic>& due, bool backward, const 
   }
   if (calls == 0) return row("", "no call");
   if (calls == 1 || !sum.known) return text;
-  return text + row("", fmt::format("{} calls {:<42} {}", calls, "", volume_text(sum)));
+  const std::string all = fmt::format("{} calls, {} rounds, buffers {}", calls, rounds,
+                                      bytes_text(double(messages.bytes())));
+  return text + row("", fmt::format("{:<50} {}", all, volume_text(sum)));
 }
 
 // What the groups of a label move in a phase: calls of a rank, and ring bytes of a whole group.

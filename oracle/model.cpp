@@ -337,16 +337,34 @@ std::string qkv(const SmallModel& s) {
                      switched(s.qkv_bias));
 }
 
-// Causal, in 2 cp chunks of two tokens, so that ranks share the work evenly.
-std::string attention(const SmallModel& s) {
-  if (s.layout.cp == 1 || s.whole_kv) return "";
+// Causal, in 2 cp chunks, so that ranks share the work evenly; under sp tp cuts what cp has left.
+std::string heads_of_tokens(const SmallModel& s) {
   return fmt::format("seq={} batch={} heads={} kv_heads={} head_dim={} mask=causal layout=zigzag",
-                     4 * s.layout.cp, 2 * s.layout.dp, s.heads, s.kv_heads, s.head_dim);
+                     2 * s.layout.cp * std::max(2, s.layout.tp), 2 * s.layout.dp, s.heads,
+                     s.kv_heads, s.head_dim);
 }
 
-// Heads are exchanged for tokens: key heads of a tp rank are cut by cp as well.
+std::string attention(const SmallModel& s) { return s.layout.cp == 1 ? "" : heads_of_tokens(s); }
+
+int64_t kv_heads_of_rank(const SmallModel& s) { return s.whole_kv ? 1 : s.kv_heads / s.layout.tp; }
+
+// Heads are exchanged for tokens: those of a tp rank are cut by cp as well, key heads or copied.
 std::string attention_by_heads(const SmallModel& s) {
-  return s.kv_heads / s.layout.tp % s.layout.cp == 0 ? attention(s) : "";
+  const int64_t g = kv_heads_of_rank(s), cp = s.layout.cp;
+  if (attention(s).empty() || s.heads / s.layout.tp % cp != 0) return "";
+  if (g % cp == 0) return attention(s);
+  return cp % g == 0 ? attention(s) + " kv_replicate=on" : "";
+}
+
+// Exchanged in runs of two ranks, turning across the runs.
+std::string attention_by_both(const SmallModel& s) {
+  const bool cut = s.layout.cp % 2 == 0 && s.heads / s.layout.tp % 2 == 0;
+  return cut && kv_heads_of_rank(s) % 2 == 0 ? attention(s) + " inner=2" : "";
+}
+
+std::string attention_with_linears(const SmallModel& s) {
+  if (s.whole_kv) return "";
+  return fmt::format("{} hidden={} bias={}", heads_of_tokens(s), s.hidden, switched(s.qkv_bias));
 }
 
 const std::vector<Part>& parts() {
@@ -359,6 +377,8 @@ const std::vector<Part>& parts() {
       {"attention_ring", "attention, ring", attention, false},
       {"attention_allgather", "attention, gather", attention, false},
       {"attention_alltoall", "attention, heads", attention_by_heads, false},
+      {"attention_hierarchical", "attention, both", attention_by_both, false},
+      {"attention_block", "attention, linears", attention_with_linears},
       {"linear_row", "attention output",
        [](const SmallModel& s) {
          return fmt::format("tokens={} in={} out={} bias={}", s.tokens, s.heads * s.head_dim,
@@ -463,6 +483,8 @@ std::string layout_text(const Model& m, const SmallModel& s, const std::vector<M
   text += telling::row(
       "in small", fmt::format("hidden {}, heads {} of {}, kv_heads {}, ffn {}, vocab {}, tokens {}",
                               s.hidden, s.heads, s.head_dim, s.kv_heads, s.ffn, s.vocab, s.tokens));
+  if (l.cp == 1)
+    text += telling::row("note", "attention over a context axis is left out: --cp 2 or 4 runs it");
   if (s.whole_kv)
     text +=
         telling::row("note", "ranks share key heads: of query, key, value only the query is cut");

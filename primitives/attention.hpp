@@ -97,8 +97,8 @@ class AttentionRing : public ContextAttention {
   virtual int steps_forward(int ranks) const { return ranks; }
   // The hop of dK, dV after a step; 0: they stay.
   virtual int gradient_hop(int /*step*/, int /*ranks*/) const { return direction(); }
-  // Keys and values that a backward step multiplies.
-  virtual View keys_in_backward(const View& arrived, const View& /*own*/) const { return arrived; }
+  // Whether a backward step multiplies the keys and values that arrived, or the own ones.
+  virtual bool multiplies_arrived() const { return true; }
 };
 
 class AttentionAllToAll : public Kernel {

@@ -124,6 +124,8 @@ double number_of(const Case& line, const char* key, double fallback) {
                                                   : std::strtod(line.text(key).c_str(), nullptr);
 }
 
+int64_t copies_of_keys(const Case& line) { return at_or(line, "kv_replicas", 1); }
+
 namespace {
 
 Refusal when(bool met, std::string expected, std::string what, std::string advice) {
@@ -225,10 +227,15 @@ Refusal masks(const Case& line) {
 
 Refusal heads(const Case& line) {
   const int64_t n = line.at("heads"), g = line.at("kv_heads"), tp = line.ranks(Axis::tp);
+  const bool copied = line.has("kv_replicas") && tp % g == 0;
   return first_refusal(when(n % g != 0, "heads divisible by kv_heads",
                             said(line, "heads") + " " + said(line, "kv_heads"),
                             "every key head serves equally many query heads"),
-                       undivided("heads", n, tp, "tp"), undivided("kv_heads", g, tp, "tp"));
+                       undivided("heads", n, tp, "tp"),
+                       copied ? Refusal() : undivided("kv_heads", g, tp, "tp"),
+                       when(copies_of_keys(line) != (copied ? std::max(tp / g, int64_t(1)) : 1),
+                            "kv_replicas = tp / kv_heads where that is more than 1, else 1",
+                            said(line, "kv_replicas"), "leave it out: it follows from the rest"));
 }
 
 Refusal countable(const Case& line) {
@@ -263,7 +270,7 @@ std::optional<Rejected> refused_attention(const Case& line) {
 std::optional<Rejected> refused_attention_alltoall(const Case& line) {
   if (Refusal r = refused_attention(line)) return r;
   const int64_t tp = line.ranks(Axis::tp), p = line.ranks(Axis::cp);
-  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") / tp;
+  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") * copies_of_keys(line) / tp;
   const std::string met = std::to_string(n) + " heads and " + std::to_string(g) +
                           " kv_heads on a tp rank, cp=" + std::to_string(p);
   const std::string legal =
@@ -280,7 +287,7 @@ std::optional<Rejected> refused_attention_alltoall(const Case& line) {
 std::optional<Rejected> refused_attention_hierarchical(const Case& line) {
   if (Refusal r = refused_attention(line)) return r;
   const int64_t tp = line.ranks(Axis::tp), p = line.ranks(Axis::cp), u = line.at("inner");
-  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") / tp;
+  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") * copies_of_keys(line) / tp;
   return first_refusal(
       when(p % u != 0, "inner that divides cp=" + std::to_string(p), said(line, "inner"),
            "choose a divisor"),

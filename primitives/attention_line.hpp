@@ -50,6 +50,9 @@ struct Window {
 Window window_of(const Case&);
 double number_of(const Case&, const char* key, double fallback);  // fallback where empty
 
+// Ranks of tp that hold the same key heads, where there are fewer of these than ranks.
+int64_t copies_of_keys(const Case&);
+
 // Extents, documents and axes; `each`: heads that the strategy has to cut further over cp.
 std::optional<Rejected> refused_context(const Case&);
 std::optional<Rejected> refused_attention(const Case&);

@@ -9,6 +9,8 @@ int modulo(int a, int p) { return ((a % p) + p) % p; }
 // Keys, then values, of one rank: one message a hop.
 struct KeysAndValues {
   Values k, v;
+  KeysAndValues(const View& keys, const View& values)
+      : k(to_doubles(keys)), v(to_doubles(values)) {}
   KeysAndValues(const View& message, size_t keys) : k(to_doubles(message)) {
     v.assign(k.begin() + int64_t(keys), k.end());
     k.resize(keys);
@@ -65,15 +67,14 @@ void AttentionRing::differentiate(ContextRank& c, const AttentionSaved& saved, c
   const size_t keys = size_t(saved.k.elements());
   Turning kv(c, c.storage, message(saved)), dkv(c, c.wire, message(saved));
   put(kv.here, to_doubles(saved.k), to_doubles(saved.v));
-  const View own = c.rank.workspace(c.storage, {message(saved)});
-  copy(kv.here, own);
   Ticket arriving{};
   for (int step = 0; step < p; ++step) {
     const bool goes_on = step + 1 < p;
     const Ticket hop = goes_on ? group.shift(kv.here, kv.next, direction()) : Ticket{};
     const int owner = modulo(me - direction() * step, p);
     const auto labels = keys_of(c, owner);
-    const KeysAndValues held(keys_in_backward(kv.here, own), keys);
+    const KeysAndValues held =
+        multiplies_arrived() ? KeysAndValues(kv.here, keys) : KeysAndValues(saved.k, saved.v);
     Values dk(saved.k.elements()), dv(saved.v.elements());
     saved.pass->add_gradients(saved.pass->block(labels, me, owner, p, step), in.rows, held.k,
                               held.v, in.g, out.q, dk, dv);

@@ -67,6 +67,7 @@ Row softmax(const Attention& a, const std::vector<size_t>& keys, In q, In k, siz
   const Rows rows{a};
   Row r;
   r.keys = keys;
+  r.raw.reserve(keys.size()), r.score.reserve(keys.size()), r.p.reserve(keys.size());
   for (size_t j : keys) {
     r.raw.push_back(a.scale * dot(rows.q(q, i, h), rows.k(k, j, h)));
     r.score.push_back(a.softcap > 0 ? a.softcap * std::tanh(r.raw.back() / a.softcap)
@@ -75,9 +76,10 @@ Row softmax(const Attention& a, const std::vector<size_t>& keys, In q, In k, siz
   }
   if (keys.empty()) return r;
   double sum = 0;
-  for (double s : r.score) sum += std::exp(s - r.greatest);
+  for (double s : r.score) r.p.push_back(std::exp(s - r.greatest));
+  for (double p : r.p) sum += p;
   r.lse = r.greatest + std::log(sum);
-  for (double s : r.score) r.p.push_back(std::exp(s - r.greatest) / sum);
+  for (double& p : r.p) p /= sum;
   return r;
 }
 
@@ -194,8 +196,9 @@ Values score_errors(const Attention& a, const Row& r, const Vector& qi, In k, In
   return e;
 }
 
-// exp(e) - 1 of an error e of an exponent: what it makes of the exponential, relatively.
-double growth_of(double e) { return std::expm1(std::min(e, 700.0)); }
+// exp(e) - 1 of an error e of an exponent: what it makes of the exponential, relatively. At most
+// e + e^2 for e < 1.
+double growth_of(double e) { return e < 1e-6 ? e + e * e : std::expm1(std::min(e, 700.0)); }
 
 // A score that is off by at most e_ij moves P_ij by a factor of at most exp(e_ij + log sum_k P_ik
 // exp(e_ik)), either way, and lse by the logarithm.
@@ -312,6 +315,7 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
   b.q = bound_of(dq, double(a.keys.size()) + rounding.ranks + 2, local);
   b.k = bound_of(dk, double(a.queries.size()) * per_group + 2, rounding);
   b.v = bound_of(dv, double(a.queries.size()) * per_group + 1, rounding);
+  b.k_size = std::move(dk.magnitude), b.v_size = std::move(dv.magnitude);
   return b;
 }
 

@@ -69,6 +69,7 @@ struct AttentionErrors {
 // Componentwise bounds on the error of an implementation before its results are stored.
 struct AttentionBounds {
   Values o, lse, q, k, v;  // q, k, v: of the gradients
+  Values k_size, v_size;   // sums of the magnitudes that dK and dV are sums of
 };
 AttentionBounds attention_bounds(const Attention&, const AttentionRounding&, In q, In k, In v, In g,
                                  In g_lse, const AttentionErrors& = {});

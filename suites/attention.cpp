@@ -16,6 +16,7 @@
 #include "reference/attention.hpp"
 #include "suites/linear.hpp"
 #include "suites/ours.hpp"
+#include "suites/replicated.hpp"
 
 namespace shardproof {
 namespace contexts {
@@ -205,7 +206,7 @@ struct Local {
   explicit Local(const Case& c) : p(ranks(c)) {
     const int64_t tp = c.ranks(Axis::tp), batch = batch_of(c) / c.ranks(Axis::dp);
     const int64_t queries = rows_of(c, false) / p * batch, keys = rows_of(c, true) / p * batch;
-    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") / tp;
+    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") * primitives::copies_of_keys(c) / tp;
     q = queries * n * c.at("head_dim"), o = queries * n * value_dim_of(c);
     k = keys * g * c.at("head_dim"), v = keys * g * value_dim_of(c);
   }
@@ -253,11 +254,21 @@ enum class Strategy { allgather, ring, alltoall, hierarchical };
 
 // ---- Operands q, k, v; o, lse
 
+// Key heads are cut over tp; where ranks share them, over kv, and each rank uses its copy alone.
+Layout key_heads_on(const Case& c, int dim) {
+  Layout layout = tokens_on(c, S(dim), true);
+  if (c.at("kv_replicas") == 1) return layout;
+  std::erase_if(layout, [](const auto& on) { return on.first == Axis::tp; });
+  layout.emplace_back(Axis::kv, S(dim));
+  layout.emplace_back(Axis::rep, R());
+  return layout;
+}
+
 std::vector<Operand> operands(const Case& c, Strategy strategy) {
   const int64_t n = c.at("heads"), g = c.at("kv_heads"), dk = c.at("head_dim"),
                 dv = value_dim_of(c);
   const int heads = c.at("seq") > 0 ? 2 : 1;
-  const Layout tokens = tokens_on(c, S(heads)), keys = tokens_on(c, S(heads), true);
+  const Layout tokens = tokens_on(c, S(heads)), keys = key_heads_on(c, heads);
   std::vector<Operand> list{{"q", Operand::input, token_shape(c, false, {n, dk}), tokens},
                             {"k", Operand::input, token_shape(c, true, {g, dk}), keys},
                             {"v", Operand::input, token_shape(c, true, {g, dv}), keys},
@@ -276,8 +287,10 @@ std::vector<Operand> operands(const Case& c, Strategy strategy) {
 
 // ---- Reference and bounds
 
-Gauge gauge_of(const Case& c, const reference::Values& bound) {
+// `sizes` where ranks hold parts of the result: each part is rounded.
+Gauge gauge_of(const Case& c, const reference::Values& bound, reference::Values sizes = {}) {
   Gauge g;
+  g.magnitude = std::move(sizes);
   g.terms = rows_of(c, true) * batch_of(c);
   const double unit = precision_of(c, Declared{}).u_acc;  // what a family counts a bound in
   for (double b : bound) g.bound.push_back(b / unit);
@@ -304,7 +317,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   if (gauges) {
     const auto b = reference::attention_bounds(a, attention_rounding(c), in[0].value, in[1].value,
                                                in[2].value, cot[0].value, cot[1].value);
-    *gauges = {gauge_of(c, b.q), gauge_of(c, b.k), gauge_of(c, b.v)};
+    *gauges = {gauge_of(c, b.q), gauge_of(c, b.k, b.k_size), gauge_of(c, b.v, b.v_size)};
   }
   return {
       {in[0].shape, std::move(d.q)}, {in[1].shape, std::move(d.k)}, {in[2].shape, std::move(d.v)}};
@@ -351,7 +364,7 @@ int64_t pairs(const Case& c, int rank) {
 std::vector<Traffic> alltoall_traffic(const Case& c) {
   const Local l(c);
   // Key heads fewer than ranks travel once for each rank.
-  const int64_t g = c.at("kv_heads") / c.ranks(Axis::tp);
+  const int64_t g = c.at("kv_heads") * c.at("kv_replicas") / c.ranks(Axis::tp);
   const bool copies = g % l.p != 0;
   const int64_t k = copies ? l.k / g * l.p : l.k, v = copies ? l.v / g * l.p : l.v;
   std::vector<Traffic> due;
@@ -408,8 +421,9 @@ std::vector<Key> keys(Strategy strategy) {
            kv_tokens,
            list_key("kv_docs", 0, "keys of packed documents where they are not their queries"),
            extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv_heads_key(alltoall),
-           extent("head_dim", "3", 1, "features of a query or key head"), v_dim, mask_keys()[0],
-           mask_keys()[1], number_key("softcap", "c of c tanh(S/c); left out: none"),
+           replicated::copies_key(), extent("head_dim", "3", 1, "features of a query or key head"),
+           v_dim, mask_keys()[0], mask_keys()[1],
+           number_key("softcap", "c of c tanh(S/c); left out: none"),
            number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
            toggle("lse_grad", "off", "a cotangent on lse as well")})
     list.push_back(std::move(k));
@@ -439,23 +453,33 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
   const std::vector<std::string> documents{
       "layout=contiguous docs=7,1,8", "layout=zigzag docs=7,1,8", "layout=zigzag_row docs=7,1,8"};
   // On a shard edge and off it, empty documents, one and many, all shorter than cp.
-  const std::vector<std::string> nasty{"docs=0,5,0,0,7,0",   "docs=8,8", "docs=16",
-                                       "docs=1,1,2,1",       "docs=9,7", "docs=3",
-                                       "docs=1,2,3,4,5,6,7", "docs=17,1"};
+  const std::vector<std::string> nasty{"docs=0,5,0,0,7,0", "docs=8,8",           "docs=16",
+                                       "docs=1,1,2,1",     "docs=9,7",           "docs=7,9",
+                                       "docs=3",           "docs=1,2,3,4,5,6,7", "docs=17,1"};
   std::vector<std::string> heads{"heads=8 kv_heads=1", "heads=8 kv_heads=8 head_dim=1",
                                  "heads=4 head_dim=4 v_dim=1"};
-  if (strategy == Strategy::hierarchical)
+  // Key heads: one, fewer than tp, and more.
+  std::vector<std::string> shared{"kv_heads=1", "kv_heads=2 head_dim=4", "kv_heads=8 dtype=f32"};
+  if (strategy == Strategy::hierarchical) {
+    shared = {"kv_heads=1 inner=1", "kv_heads=2 head_dim=4 inner=1", "kv_heads=8 dtype=f32"};
     heads = {"inner=4", "inner=1", "inner=4 lse_grad=on docs=7,1,8",
              "heads=8 kv_heads=2 head_dim=4"};
-  if (alltoall)
+  }
+  if (alltoall) {
+    shared = {"kv_heads=1 kv_replicate=on", "kv_heads=2 head_dim=4 kv_replicate=on",
+              "kv_heads=8 dtype=f32"};
     heads = {"heads=8 kv_heads=1 kv_replicate=on", "heads=8 kv_heads=2 kv_replicate=on lse_grad=on",
              "heads=8 kv_heads=8 head_dim=1", "heads=8 head_dim=4 v_dim=1"};
+  }
   const auto ci = together(
-      {smoke, crossed(crossed(all_ranks, dense), masks),
+      {smoke,
+       crossed(crossed(all_ranks, dense), masks),
        crossed(crossed(all_ranks, documents), {"mask=causal", "window=3,2"}),
        crossed(crossed({name + " cp=4"}, documents), {"", "mask=causal window=2,0 softcap=2"}),
        crossed({name + " cp=4 layout=zigzag mask=causal"}, nasty),
        crossed({name + " cp=2 mask=causal"}, nasty),
+       crossed({name + " tp=2 cp=2 layout=zigzag mask=causal"}, shared),
+       {name + " tp=4 cp=2 mask=causal " + shared[1]},
        crossed({name + " cp=2", name + " cp=4 layout=zigzag mask=causal",
                 name + " cp=2 layout=zigzag_row mask=causal lse_grad=on"},
                {"docs=7,1,8 kv_docs=5,3,12", "docs=4,0,6,5 kv_docs=0,7,2,5"}),
@@ -499,7 +523,8 @@ std::vector<std::string> illegal_of(const std::string& name) {
                           "cp=2 batch=2",
                           "cp=2 dp=2",
                           "cp=2 pp=2",
-                          "tp=2 heads=8 kv_heads=1",
+                          "tp=4 heads=12 kv_heads=3",
+                          "tp=2 heads=8 kv_heads=4 kv_replicas=2",
                           "cp=2 softcap=-1",
                           "cp=2 docs=7,1,8 seq=8 batch=2"});
 }

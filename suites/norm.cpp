@@ -139,6 +139,16 @@ Contract norm_sequence() {
 
 namespace replicated {
 
+Key copies_key() {
+  Key rep{"kv_replicas", "", "ranks of tp that hold the same key heads: tp = kv x rep"};
+  rep.low = 1, rep.high = 64;
+  rep.derive = [](const Case& c) {
+    const int64_t p = c.ranks(Axis::tp), g = c.at("kv_heads");
+    return std::to_string(g < p && p % g == 0 ? p / g : 1);
+  };
+  return rep;
+}
+
 Key norm_key() {
   Key k{"norm", "layer", "layer: mean and variance; rms: root mean square, no beta"};
   k.choices = {"layer", "rms"};

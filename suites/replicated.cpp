@@ -295,14 +295,8 @@ Contract replicated_router() {
 
 std::vector<Key> head_keys() {
   Key kv = extent("kv_heads", "4", 1, "key and value heads");
-  Key rep{"kv_replicas", "", "ranks of tp that hold the same key heads: tp = kv x rep"};
-  rep.low = 1, rep.high = 64;
-  rep.derive = [](const Case& c) {
-    const int64_t p = c.ranks(Axis::tp), g = c.at("kv_heads");
-    return std::to_string(g < p && p % g == 0 ? p / g : 1);
-  };
   return {extent("heads", "8", 1, "query heads"), kv,
-          extent("head_dim", "6", 1, "values of a head"), rep};
+          extent("head_dim", "6", 1, "values of a head"), copies_key()};
 }
 
 // Key heads as the ranks use them: cut over kv, the same on the ranks of rep.

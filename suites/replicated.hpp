@@ -10,6 +10,8 @@
 
 namespace shardproof::replicated {
 
+// kv_replicas: ranks of tp that hold the same key heads.
+Key copies_key();
 Key norm_key();
 Key sp_key();
 // reduce=all|tp: whether the layer sums over cp and dp, too, or leaves that to the training step.

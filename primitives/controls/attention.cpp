@@ -227,7 +227,7 @@ struct StepSkipped final : AttentionRing {
 
 // Keys and values turn, every step multiplies the own ones.
 struct StaleKeysBackward final : AttentionRing {
-  View keys_in_backward(const View&, const View& own) const override { return own; }
+  bool multiplies_arrived() const override { return false; }
 };
 
 // dK, dV turn p-1 times: they end one rank short of home.
@@ -306,8 +306,7 @@ using controls::Row;
 const char* const ring = "attention_ring";
 const char* const gather = "attention_allgather";
 const char* const alltoall = "attention_alltoall";
-const char* const zigzag4documents =
-    "cp=4 layout=zigzag mask=causal docs=7,1,8 kv_docs=5,3,12";
+const char* const zigzag4documents = "cp=4 layout=zigzag mask=causal docs=7,1,8 kv_docs=5,3,12";
 const char* const zigzag4 = "cp=4 layout=zigzag mask=causal";
 
 const Row rows[] = {
@@ -384,8 +383,6 @@ const Row rows[] = {
 
 }  // namespace
 
-void controls_attention(Registry& registry) {
-  controls::add(registry, rows);
-}
+void controls_attention(Registry& registry) { controls::add(registry, rows); }
 
 }  // namespace shardproof

@@ -190,6 +190,24 @@ TEST(AttentionRefusals, NameWhatIsLegalNearby) {
   EXPECT_EQ(refusal("attention_ring cp=4 layout=zigzag tokens=8"), "");
 }
 
+// Two key heads on 4 ranks of tp: pairs of ranks hold the same one, and each takes its gradient
+// alone.
+TEST(AttentionHeads, RanksThatShareAKeyHeadHoldCopiesOfIt) {
+  const Case line = line_of("attention_ring tp=4 cp=2 heads=8 kv_heads=2 tokens=16");
+  EXPECT_EQ(line.text("kv_replicas"), "2");
+  const auto operands = contract_of(line).operands(line);
+  EXPECT_EQ(local_shape(operands[0].shape, operands[0].layout, line.mesh(), 0), (Shape{8, 2, 3}));
+  for (int rank : {0, 1, 2, 3}) {
+    const Operand& k = operands[1];
+    EXPECT_EQ(local_shape(k.shape, k.layout, line.mesh(), rank), (Shape{8, 1, 3}));
+    // Of [16, 2, 3]: head 0 begins at 0, head 1 at 3.
+    EXPECT_EQ(whole_indices(k.shape, k.layout, line.mesh(), rank)[0], rank / 2 * 3);
+    EXPECT_EQ(placement_on(dual(k.layout), Axis::rep).kind, Placement::partial);
+  }
+  EXPECT_NE(refusal("attention_ring tp=4 heads=12 kv_heads=3"), "");
+  EXPECT_NE(refusal("attention_block tp=4 heads=8 kv_heads=2"), "");
+}
+
 // ---- Traffic
 
 std::vector<std::string> calls(const std::string& text) {

@@ -1,4 +1,5 @@
 // explain on the linears: bytes of groups on nodes and local multiplies, by hand.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "oracle/command.hpp"
@@ -52,6 +53,43 @@ TEST(Explain, LocalMultipliesAndSmallOnes) {
   const std::string thin = explained("linear_column tp=8 tokens=256 in=512 out=128");
   EXPECT_TRUE(holds(thin, "N or K is under 64 in 16 of 24 local multiplies")) << thin;
   EXPECT_TRUE(holds(thin, "N=16 K=512")) << thin;
+}
+
+// T/p tokens, 4 key heads, dk = dv = 3 in f64: K, V of 9216/p bytes. Two buffers of them forward,
+// two more for dK, dV backward; p - 1 hops, then p - 1 and p.
+TEST(Explain, TheRingTurnsInTwoBuffersAtEveryNumberOfRanks) {
+  for (int p : {2, 4, 8}) {
+    const std::string text = explained("attention_ring tokens=48 cp=" + std::to_string(p));
+    const double kib = 9.0 / p;
+    if (p > 2) {
+      EXPECT_TRUE(holds(
+          text, fmt::format("{0} calls, {0} rounds, buffers {1:.5g} KiB logical", p - 1, 2 * kib)))
+          << text;
+    }
+    EXPECT_TRUE(holds(text, fmt::format("{0} calls, {0} rounds, buffers {1:.5g} KiB logical",
+                                        2 * p - 1, 4 * kib)))
+        << text;
+  }
+}
+
+// Exchanges in runs of 2 of 4 ranks, a ring of the 2 runs: q, o of 2304 B, k, v and lse 1152, 1152,
+// 768, and one hop of K, V in two buffers of 2304.
+TEST(Explain, HierarchicalTellsInnerFromOuter) {
+  const std::string text = explained("attention_hierarchical tokens=48 cp=4", 2);
+  EXPECT_TRUE(holds(text, "all_to_all cp/2 288 x f64 logical 2.25 KiB, ring 1.125 KiB a rank"))
+      << text;
+  EXPECT_TRUE(holds(text, "shift +1 cp%2 288 x f64 logical 2.25 KiB, ring 2.25 KiB a rank"))
+      << text;
+  EXPECT_TRUE(holds(text, "6 calls, 6 rounds, buffers 12 KiB")) << text;
+  EXPECT_TRUE(holds(text, "cp/2 within a node each of {0,1} {2,3}")) << text;
+  EXPECT_TRUE(holds(text, "cp%2 crosses nodes each of {0,2} {1,3}")) << text;
+}
+
+// Everything is gathered: K and V of all ranks, whatever their number.
+TEST(Explain, TheGatherHoldsAllKeys) {
+  for (int p : {2, 4, 8})
+    EXPECT_TRUE(holds(explained("attention_allgather tokens=48 cp=" + std::to_string(p)),
+                      fmt::format("2 calls, {} rounds, buffers 9 KiB", 2 * (p - 1))));
 }
 
 }  // namespace

@@ -265,7 +265,18 @@ TEST(Model, LinesCarryTheStructure) {
   EXPECT_TRUE(holds(gpt2, "activation=gelu_tanh")) << gpt2;
   EXPECT_FALSE(holds(gpt2, "hidden=8 ffn=32 activation=gelu_tanh bias=off")) << gpt2;
   EXPECT_TRUE(holds(gpt2, "attention_ring tp=2 cp=2 seq=8 batch=2 ")) << gpt2;
-  EXPECT_FALSE(holds(qwen, "attention_")) << "there is no cp axis\n" << qwen;
+  EXPECT_TRUE(holds(gpt2, "attention_block tp=2 cp=2 seq=8 batch=2 ")) << gpt2;
+  // Without a cp axis only the layer around the core is left.
+  EXPECT_TRUE(holds(qwen, "attention_block tp=4 seq=8 batch=2 ")) << qwen;
+  EXPECT_FALSE(holds(qwen, "attention_ring")) << qwen;
+  // 48 heads of one key head that 4 ranks share, copied once more where cp exchanges heads.
+  const std::string shared = of("starcoder-mqa", {4, 2, 1});
+  EXPECT_TRUE(holds(shared,
+                    "attention_ring tp=4 cp=2 seq=16 batch=2 layout=zigzag heads=48 "
+                    "kv_heads=1 head_dim=2"))
+      << shared;
+  EXPECT_TRUE(holds(shared, "attention_alltoall tp=4 cp=2")) << shared;
+  EXPECT_TRUE(holds(shared, "kv_replicate=on")) << shared;
   // Shared key heads: the fused weight cannot be cut, the query weight can.
   EXPECT_FALSE(holds(of("starcoder-mqa", {4, 1, 1}), "kv_heads"));
   EXPECT_TRUE(holds(refusal([&] { of("gpt2", {4, 8, 4}); }), "ranks"));
@@ -285,6 +296,8 @@ TEST(Model, TheGateJudgesTheseLinesAlone) {
   EXPECT_EQ(due, expected);
   EXPECT_EQ(gate.registry.subjects().size(), gate.registry.ours());
   EXPECT_TRUE(holds(gate.text, "llama-3-8b.json"));
+  EXPECT_TRUE(holds(gate.text, "--cp 2 or 4")) << gate.text;
+  EXPECT_FALSE(holds(model_gate(m, {2}, 2, 1, all).text, "--cp 2 or 4"));
   EXPECT_THROW(model_gate(published("qwen2.5-7b"), {4, 8}, 1, 1, all), BadInput);
 }
 
