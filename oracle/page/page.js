@@ -127,9 +127,9 @@ function numbers() {
   const of = broken => known.filter(([name]) => name.startsWith('controls') === broken).map(tile);
   const time =
       el('div', {class: 'tile'}, el('dt', {}, 'wall time'), el('dd', {}, seconds(data.summary.wall_seconds)));
-  return el(
-      'div', {id: 'numbers'}, el('dl', {class: 'tiles'}, ...of(false)),
-      el('dl', {class: 'tiles'}, ...of(true), time));
+  const row = (...list) => el('dl', {class: 'tiles'}, ...list);
+  const parts = data.summary.controls > 0 ? [row(...of(false)), row(...of(true), time)] : [row(...of(false), time)];
+  return el('div', {id: 'numbers'}, ...parts);
 }
 
 // ---- what did not pass
