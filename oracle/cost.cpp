@@ -37,6 +37,15 @@ double features_of_a_token(const Evidence& e, double tokens) {
   return features;
 }
 
+// Of the list of sequences; a contract that has none for this line counts by its longest operand.
+double tokens_of(const Evidence& e) {
+  double tokens = double(e.contract->sequences(*e.line).size());
+  if (tokens > 0) return tokens;
+  for (const Operand& o : e.operands)
+    if (!o.shape.empty()) tokens = std::max(tokens, double(o.shape[0]));
+  return std::max(tokens, 1.0);
+}
+
 double multiplications(const Evidence& e, double elements) {
   double sum = 30 * elements;
   if (e.contract->gemms)
@@ -44,7 +53,7 @@ double multiplications(const Evidence& e, double elements) {
       for (const Gemm& g : e.contract->gemms(*e.line, rank))
         sum += double(g.m) * double(g.n) * double(g.k);
   if (e.contract->visible && e.contract->sequences) {
-    const double tokens = double(e.contract->sequences(*e.line).size());
+    const double tokens = tokens_of(e);
     sum += 3.5 * tokens * tokens * features_of_a_token(e, tokens);
   }
   return sum;

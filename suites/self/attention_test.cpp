@@ -550,6 +550,14 @@ TEST(AttentionChecks, MaskNamesQueryAndKey) {
   EXPECT_NE(skipped.find("expected 294 (query, key) pairs"), std::string::npos) << skipped;
 }
 
+// Documents with other keys than queries have no list of sequences that serves both.
+TEST(AttentionChecks, JudgeDocumentsOfOtherCountsOfKeys) {
+  const std::string line = "attention_ring cp=2 docs=7,1,8 kv_docs=5,3,12 mask=causal";
+  EXPECT_EQ(failing(line, {"forward", "gradient", "mask", "coverage"}), "");
+  const std::string first = failing(line + " control=top_left_causal", {"mask"});
+  EXPECT_NE(first.find("query 0"), std::string::npos) << first;
+}
+
 TEST(AttentionChecks, LeakIsSilentOnHealthyPackingAndNamesTheDocument) {
   const std::string line = "attention_ring cp=4 layout=zigzag mask=causal docs=7,1,8";
   EXPECT_EQ(failing(line, {"leak"}), "");
