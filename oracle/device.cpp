@@ -12,6 +12,7 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <sstream>
 
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/registry.hpp"
@@ -42,7 +43,7 @@ const DeviceModule& load_module() {
 // Plain data for a pipe.
 struct Answer {
   int32_t code = 0, devices = 0, loaded = 0;
-  char text[512] = {}, module[128] = {};
+  char text[512] = {}, module[128] = {}, settings[4096] = {};
 };
 
 Answer ask_here() {
@@ -55,6 +56,7 @@ Answer ask_here() {
     a.loaded = 1;
     std::snprintf(a.module, sizeof a.module, "%s", module.description);
     std::snprintf(a.text, sizeof a.text, "%s", module.api.text(a.code));
+    std::snprintf(a.settings, sizeof a.settings, "%s", module.settings().c_str());
   } catch (const std::exception& e) {
     std::snprintf(a.text, sizeof a.text, "%s", e.what());
   }
@@ -146,13 +148,22 @@ DeviceProbe probe_devices() {
                             : fmt::format("exit code {}", WEXITSTATUS(status)),
         device_module_name));
   if (!answer.loaded) throw Infrastructure(answer.text);
-  return {answer.code, answer.devices, answer.text, answer.module};
+  return {answer.code, answer.devices, answer.text, answer.module, answer.settings};
 }
 
 std::string device_missing() {
   if (find_module(device_module_name).empty()) return device_missing_unasked();
   if (!probed) probed = probe_devices();
   return reason_of(*probed);
+}
+
+std::map<std::string, std::string> device_settings() {
+  std::map<std::string, std::string> settings;
+  std::istringstream lines(probed ? probed->settings : "");
+  for (std::string line; std::getline(lines, line);)
+    if (const size_t at = line.find('='); at != std::string::npos)
+      settings["device." + line.substr(0, at)] = line.substr(at + 1);
+  return settings;
 }
 
 int devices_probed() { return probed ? probed->devices : 0; }

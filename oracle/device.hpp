@@ -5,6 +5,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -36,9 +37,9 @@ struct DeviceApi {
   int (*create_event)(Event*);
   int (*destroy_event)(Event);
   int (*record)(Event, Stream);
-  int (*await)(Event);            // the host waits; an event that was never recorded is complete
-  int (*query)(Event);            // 0 where it is complete, not_ready where it is not
-  int (*order)(Stream, Event);    // what comes next on the stream is done behind the event
+  int (*await)(Event);          // the host waits; an event that was never recorded is complete
+  int (*query)(Event);          // 0 where it is complete, not_ready where it is not
+  int (*order)(Stream, Event);  // what comes next on the stream is done behind the event
   // x = x / ranks, rounded once (integers: towards 0)
   int (*divide)(void* memory, int64_t elements, DType, int ranks, Stream);
   const char* (*text)(int code);  // of a code of the calls above
@@ -77,12 +78,14 @@ struct DeviceKernel {
 
 // What a module returns from its one entry.
 struct DeviceModule {
-  static constexpr uint32_t current = 2;
+  static constexpr uint32_t current = 3;
   uint32_t interface = current;
   const char* description = "";  // "CUDA runtime 13.0, cuBLAS 13.0, NCCL 2.27.7"
   DeviceApi api;
   NcclApi nccl;
   std::span<const DeviceKernel> kernels;
+  // Lines "name=value": driver, devices, and what the environment sets of cuBLAS and NCCL.
+  std::string (*settings)() = [] { return std::string(); };
 };
 using OpenDeviceModule = const DeviceModule* (*)();
 inline constexpr const char* open_device_module_name = "shardproof_device_module";
@@ -92,8 +95,8 @@ inline constexpr const char* device_module_name = "shardproof_cuda.so";
 // device=cuda. It is made from the module, on the rank.
 inline constexpr const char* device_subject = "cuda";
 
-// A call to the device failed. Codes that outlive the call (a kernel that wrote to a wrong address)
-// leave the process without a device: its world is given up after the case.
+// A call to the device failed. Where the code outlives the call (a kernel that wrote to a wrong
+// address), the process is left without a device: the rank ends, and its case is crashed.
 struct DeviceError : std::runtime_error {
   int code;
   DeviceError(int c, const std::string& why) : std::runtime_error(why), code(c) {}
@@ -116,7 +119,7 @@ inline constexpr int no_driver = 35, no_device = 100, out_of_memory = 2, not_rea
 // What a child that is gone again saw.
 struct DeviceProbe {
   int code = 0, devices = 0;
-  std::string text, module;  // of the code; the module's description
+  std::string text, module, settings;  // of the code; what the module said of itself
 };
 // Forks, loads the module there and counts devices. Throws Infrastructure where the child brings
 // back no answer.
@@ -129,6 +132,8 @@ int devices_probed();
 std::string device_missing();
 // What the module said of itself when it was probed; "" where it was not.
 std::string device_description();
+// Driver, devices and effective settings, as it said them then.
+std::map<std::string, std::string> device_settings();
 // The same as device_missing without a probe, for a run that asks for no device.
 std::string device_missing_unasked();
 

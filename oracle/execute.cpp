@@ -118,6 +118,11 @@ UnderTest under_test(const Case& line, const Registry& registry) {
   return u;
 }
 
+// Leaves the job with the rank: no record, so that the case is crashed.
+struct DeviceLost : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 class Execution {
  public:
   Execution(RankHost& host, const Job& job, const Registry& registry)
@@ -168,6 +173,10 @@ class Execution {
       run_shot(job_.shots[i], record.shots[i]);
       if (record.shots[i].status != ShotRecord::ok) break;  // the ranks are no longer in step
     }
+    // What is left of this process computes nothing any more: as if the kernel had ended it.
+    if (device_lost_)
+      for (const ShotRecord& s : record.shots)
+        if (s.status == ShotRecord::threw) throw DeviceLost(s.text);
     note_start(record.shots[0]);
     enter(Phase::idle);
     return record;
@@ -275,6 +284,7 @@ class Execution {
     try {
       device_->settle();
     } catch (const DeviceError& e) {
+      device_lost_ = true;
       record.text += std::string("; ") + e.what();
     }
   }
@@ -514,6 +524,7 @@ class Execution {
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false;
+  bool device_lost_ = false;
   ShotRecord* first_ = nullptr;
 };
 
@@ -535,6 +546,8 @@ std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes,
     number = job.number;
     record.shots.resize(job.shots.size());
     record = Execution(host, job, registry).run();
+  } catch (const DeviceLost&) {
+    throw;
   } catch (const Infrastructure& e) {
     stopped_early(record, ShotRecord::infrastructure, e.what());
   } catch (const std::exception& e) {

@@ -3,6 +3,7 @@
 #include "oracle/gate.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +15,7 @@
 
 #include "oracle/abilities.hpp"
 #include "oracle/comm/faults.hpp"
+#include "oracle/comm/mpi.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
 #include "oracle/due.hpp"
@@ -767,27 +769,27 @@ class Gate {
   }
 
   void operators(const std::vector<Due>& due) {
-    std::vector<std::tuple<std::string, std::string, std::string>> contracts;  // contract, transport, subject
+    std::vector<std::tuple<std::string, Place, std::string>> contracts;  // contract, place, subject
     for (const Due& d : due) {
-      if (d.what != Due::healthy || d.illegal || on_device(d.line)) continue;
-      std::tuple t(d.line.contract, d.line.text("transport"), d.line.text("subject"));
+      if (d.what != Due::healthy || d.illegal) continue;
+      std::tuple t(d.line.contract, Place(d.line.text("transport"), d.line.text("device")), d.line.text("subject"));
       if (std::find(contracts.begin(), contracts.end(), t) == contracts.end()) contracts.push_back(t);
     }
-    for (const auto& [contract, transport, subject] : contracts) {
+    for (const auto& [contract, place, subject] : contracts) {
       if (ends_early()) return;
-      if (!reason_unavailable(transport, "host").empty()) continue;
       const Contract& c = registry_.contract(contract);
       if (registry_.subject(c.name, subject).declared.own_communication) continue;  // its calls do not pass the door
-      const bool widely = options_.tier != "smoke" && transport == "processes";
-      operators(c, transport, subject, Sites(widely ? Sites::every : Sites::kind));
+      const bool widely = options_.tier != "smoke" && place == Place("processes", "host");
+      operators(c, place, subject, Sites(widely ? Sites::every : Sites::kind));
       // Where there is rounding, what a bound of f64 sees is not yet what one of f32 sees.
-      if (!c.linear && widely) operators_in_f32(c, transport, subject, Sites(options_.tier == "nightly" ? Sites::every : Sites::call));
+      if (!c.linear && widely) operators_in_f32(c, place.first, subject, Sites(options_.tier == "nightly" ? Sites::every : Sites::call));
     }
   }
 
-  void operators(const Contract& c, const std::string& transport, const std::string& subject, Sites sites) {
-    for (const Case& line : witnesses_due(c, registry_, transport, subject)) {
-      if (!within(options_, line)) continue;
+  void operators(const Contract& c, const Place& place, const std::string& subject, Sites sites) {
+    for (Case line : witnesses_due(c, registry_, place.first, subject)) {
+      line.set("device", place.second);
+      if (!within(options_, line) || !unavailable(line).empty() || !not_due(line, registry_).empty()) continue;
       for (const bool rounding : {false, true}) {
         if (!rounding && fill_of(line) != Fill::integers) continue;
         Case drawn = line;
@@ -921,10 +923,25 @@ class Gate {
     }
     for (Lane& l : unproven(options_, registry_, due)) report_.lanes.push_back(std::move(l));
     const bool asked = std::any_of(due.begin(), due.end(), [](const Due& d) { return on_device(d.line); });
-    if (asked && !device_description().empty()) report_.versions["device"] = device_description();
+    if (asked) say_devices(due);
     for (const Ability& a : asked ? abilities() : abilities_unasked())
       if (!a.available && std::none_of(names.begin(), names.end(), [&](const auto& n) { return n.starts_with(a.name + "."); }))
         report_.lanes.push_back({a.name, false, a.reason});
+  }
+
+  // Which rank has which device, and what is set on them. Forked ranks are all on this machine; where
+  // a launcher put the others is not known here.
+  void say_devices(const std::vector<Due>& due) {
+    if (!device_description().empty()) report_.versions["device"] = device_description();
+    for (const auto& [name, value] : device_settings()) report_.versions[name] = value;
+    int ranks = 0;
+    for (const Due& d : due)
+      if (on_device(d.line) && d.line.text("transport") != "mpi" && unavailable(d.line).empty()) ranks = std::max(ranks, d.line.world());
+    if (devices_probed() == 0 || outside_launch()) return;
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    for (int r = 0; r < ranks; ++r)
+      report_.placement.emplace_back(std::to_string(r), fmt::format("{}:cuda{}", host, r % devices_probed()));
   }
 
   // What was due and left no trace is untested, never passed.

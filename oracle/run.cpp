@@ -119,8 +119,9 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const
     c.verdict = hung ? Verdict::hung : Verdict::crashed;
     Finding f;
     f.check = name;
+    const bool any_died = std::any_of(ranks.begin(), ranks.end(), died);
     for (size_t r = 0; r < ranks.size(); ++r)
-      if (died(ranks[r])) {
+      if (died(ranks[r]) || (!any_died && ranks[r].end == RankOutcome::threw)) {
         if (f.rank < 0) {
           f.rank = int(r);
           f.message = fmt::format("rank {} {}; it {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
@@ -293,6 +294,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));
   } else {
     mark_lost(j.result, checks, outcomes);
+    if (on_device(line)) worlds_.drop(line.text("transport"));
   }
   j.result.seconds = now() - begin;
   return j;

@@ -3,7 +3,12 @@
 set(cuda_summary "no (SHARDPROOF_CUDA=OFF)")
 
 # Architectures that the toolkit still compiles for: 70 left it with CUDA 13.
+set(SHARDPROOF_CUDA_ARCHITECTURES "" CACHE STRING "CUDA architectures, such as 90; empty: sm_80, sm_90 and PTX")
 function(shardproof_cuda_architectures result)
+  if(SHARDPROOF_CUDA_ARCHITECTURES)
+    set(${result} ${SHARDPROOF_CUDA_ARCHITECTURES} PARENT_SCOPE)
+    return()
+  endif()
   set(${result} 80-real 90-real 90-virtual PARENT_SCOPE)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13)
     set(${result} 70-real 80-real 90-real 90-virtual PARENT_SCOPE)

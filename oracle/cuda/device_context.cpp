@@ -50,10 +50,11 @@ void DeviceContext::check(int code, const char* call) const {
 
 void DeviceContext::check_memory(int code, size_t bytes) const {
   if (code == out_of_memory)
-    throw Infrastructure(fmt::format(
-        "device=cuda: expected {} bytes of memory, met a device without; take smaller extents, "
-        "fewer ranks or a device of its own for each rank",
-        bytes));
+    throw Infrastructure(
+        fmt::format("device=cuda: expected {} bytes of memory for rank {} of this machine, met a "
+                    "device without; "
+                    "take smaller extents, fewer ranks or a device of its own for each rank",
+                    bytes, local_rank_));
   check(code, "allocating memory");
 }
 

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -164,6 +165,29 @@ std::string description() {
          dotted(nccl_version / 10000, nccl_version % 10000 / 100);
 }
 
+// What may change a result or a time, as it is set where this is asked.
+std::string settings() {
+  int driver = 0, count = 0;
+  cudaDriverGetVersion(&driver);
+  std::string text = "driver=" + dotted(driver / 1000, driver % 1000 / 10) + "\n";
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  for (int d = 0; d < count; ++d) {
+    cudaDeviceProp p{};
+    if (cudaGetDeviceProperties(&p, d) != cudaSuccess) continue;
+    text += std::to_string(d) + "=" + p.name + ", sm_" + std::to_string(p.major * 10 + p.minor) +
+            ", " + std::to_string(p.multiProcessorCount) + " multiprocessors, " +
+            std::to_string(p.totalGlobalMem >> 20) + " MiB" + (p.ECCEnabled ? ", ECC" : "") + "\n";
+  }
+  for (const char* name :
+       {"CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS",
+        "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLAS_EMULATE_SINGLE_PRECISION",
+        "NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE",
+        "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_SOCKET_IFNAME"})
+    if (const char* value = std::getenv(name)) text += std::string(name) + "=" + value + "\n";
+  if (!std::getenv("NCCL_ALGO")) text += "NCCL_ALGO=Ring (set by the transport)\n";
+  return text + "cuBLAS=f32 without TF32, half types summed in f32\n";
+}
+
 }  // namespace
 }  // namespace shardproof
 
@@ -171,6 +195,6 @@ extern "C" const shardproof::DeviceModule* shardproof_device_module() {
   using namespace shardproof;
   static const std::string text = description();
   static const DeviceModule module{DeviceModule::current, text.c_str(), cuda_runtime, nccl,
-                                   cuda::device_kernels};
+                                   cuda::device_kernels,  settings};
   return &module;
 }

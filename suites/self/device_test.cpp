@@ -323,8 +323,7 @@ TEST(Registry, DeviceSubjectsAreTheKernelsOfTheModule) {
 }
 
 TEST(Program, EveryKernelOfTheModuleIsJudgedOnTheDevice) {
-  const Ran ran =
-      program("gate --tier smoke --device cuda --require staged.np2,staged.np4");
+  const Ran ran = program("gate --tier smoke --device cuda --require staged.np2,staged.np4");
   EXPECT_EQ(ran.exit, 0) << ran.text;
   EXPECT_TRUE(ran.says("staged 2 4 proven")) << ran.text;
   EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
@@ -378,20 +377,63 @@ TEST(Program, AKernelThatWritesPastTheEndIsSeenInTheGuardZone) {
   EXPECT_TRUE(ran.says("guard zone after")) << ran.text;
 }
 
-TEST(Program, ACodeThatTheKernelLeavesBehindIsItsFailureAndTheNextCaseIsSound) {
+TEST(Program, ACodeThatOutlivesItsCallEndsTheRankAndTheNextCaseIsSound) {
   const Ran ran = program("gate mapping_copy mapping_scatter tp=2 --tier smoke --device cuda",
                           "SHARDPROOF_DOUBLE_KERNEL=sticky_code");
   EXPECT_EQ(ran.exit, 1) << ran.text;
   EXPECT_TRUE(ran.says("700")) << ran.text;
-  EXPECT_TRUE(ran.says("FAILED     mapping_copy")) << ran.text;
-  EXPECT_FALSE(ran.says("FAILED     mapping_scatter")) << ran.text;
+  EXPECT_TRUE(ran.says("CRASHED    mapping_copy")) << ran.text;
+  EXPECT_FALSE(ran.says("CRASHED    mapping_scatter")) << ran.text;
+  EXPECT_FALSE(ran.says("FAILED     mapping")) << ran.text;
 }
 
-TEST(Program, ADeviceWithoutMemoryIsNoFailureOfTheSubject) {
-  const Ran ran = program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DOUBLE_FULL=1");
-  EXPECT_EQ(ran.exit, 3) << ran.text;
-  EXPECT_TRUE(ran.says("met a device without")) << ran.text;
-  EXPECT_FALSE(ran.says("FAILED")) << ran.text;
+TEST(Program, OneBadKernelAmongTwentyCasesIsOneCrash) {
+  const fs::path folder =
+      fs::temp_directory_path() / fmt::format("shardproof-sticky-{}", ::getpid());
+  fs::create_directories(folder);
+  const Ran ran =
+      program(fmt::format("gate mapping_copy mapping_scatter mapping_slice --ranks 2 --device cuda "
+                          "--check forward,memory --jobs 1 --report {}",
+                          folder.string()),
+              fmt::format("SHARDPROOF_DOUBLE_KERNEL=sticky_once:{}", (folder / "once").string()));
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  const size_t first = ran.text.find("CRASHED    ");
+  ASSERT_NE(first, std::string::npos) << ran.text;
+  EXPECT_EQ(ran.text.find("CRASHED    ", first + 1), std::string::npos) << ran.text;
+  const Ran report = shell("cat " + (folder / "report.json").string());
+  const auto number = [&](const char* name) {
+    const size_t at = report.text.find(fmt::format("\"{}\":", name));
+    return at == std::string::npos ? -1
+                                   : std::atoi(report.text.c_str() + at + std::strlen(name) + 3);
+  };
+  EXPECT_GE(number("cases"), 21);
+  EXPECT_EQ(number("crashed"), 2) << "the two checks of one case";
+  EXPECT_EQ(number("failed"), 0);
+  fs::remove_all(folder);
+}
+
+TEST(Program, ADeviceWithoutMemoryIsNoFailureOfTheSubjectAndReleasesTheOthers) {
+  const Ran all = program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DOUBLE_FULL=0");
+  EXPECT_EQ(all.exit, 3) << all.text;
+  EXPECT_TRUE(all.says("met a device without")) << all.text;
+  EXPECT_FALSE(all.says("FAILED")) << all.text;
+  for (const char* place : {"", "transport=nccl"}) {
+    const Ran one = program(fmt::format("run mapping_all_reduce tp=3 device=cuda {}", place),
+                            "SHARDPROOF_DOUBLE_DEVICES=3 SHARDPROOF_DOUBLE_FULL=1");
+    EXPECT_EQ(one.exit, 3) << one.text;
+    EXPECT_TRUE(one.says("memory for rank 1 of this machine, met a device without")) << one.text;
+    EXPECT_FALSE(one.says("FAILED")) << one.text;
+  }
+}
+
+TEST(Program, OperatorsActOnDeviceBuffers) {
+  for (const char* place : {"staged", "nccl"}) {
+    const Ran ran =
+        program(fmt::format("gate mapping_all_reduce --transport {} --ranks 2,3", place),
+                "SHARDPROOF_DOUBLE_DEVICES=3");
+    EXPECT_EQ(ran.exit, 0) << ran.text;
+    EXPECT_TRUE(ran.says(" caught")) << ran.text;
+  }
 }
 
 TEST(Program, TheReportNamesTheModule) {
@@ -401,6 +443,8 @@ TEST(Program, TheReportNamesTheModule) {
   EXPECT_EQ(ran.exit, 0) << ran.text;
   const Ran report = shell("cat " + (folder / "report.json").string());
   EXPECT_TRUE(report.says("a double of a device")) << report.text.substr(0, 600);
+  EXPECT_TRUE(report.says("\"device.driver\":\"none\"")) << report.text.substr(0, 600);
+  EXPECT_TRUE(report.says("\"device\":\"cuda0\"")) << report.text.substr(0, 600);
   fs::remove_all(folder);
 }
 

@@ -10,9 +10,10 @@
 //
 // SHARDPROOF_DOUBLE_DEVICES=N  there are N devices (1)
 // SHARDPROOF_DOUBLE_CODE=N     counting devices gives code N
-// SHARDPROOF_DOUBLE_FULL=1     there is no memory left
+// SHARDPROOF_DOUBLE_FULL=N     there is no memory left on device N
 // SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end,
-// sticky_code
+// sticky_code, or sticky_once:FILE, which is so in the one case that can make the file
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -49,6 +50,7 @@ struct Mark {
 };
 
 bool broken = false;  // every later call fails
+int used = 0;         // the device
 std::recursive_mutex lock;
 using Hold = std::lock_guard<std::recursive_mutex>;
 std::map<std::byte*, Block>& blocks() {
@@ -121,7 +123,8 @@ int count(int* devices) {
 
 int allocate(void** memory, size_t bytes) {
   Hold hold(lock);
-  if (std::getenv("SHARDPROOF_DOUBLE_FULL")) return out_of_memory;
+  if (const char* full = std::getenv("SHARDPROOF_DOUBLE_FULL"); full && std::atoi(full) == used)
+    return out_of_memory;
   const size_t page = 4096, reserved = (bytes + page) / page * page;
   void* p = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return out_of_memory;
@@ -200,7 +203,11 @@ const char* text(int code) {
 
 constexpr DeviceApi api = {
     .count = count,
-    .use = [](int device) { return device < devices_there() ? success : invalid_value; },
+    .use =
+        [](int device) {
+          used = device;
+          return device < devices_there() ? success : invalid_value;
+        },
     .allocate = allocate,
     .release = release,
     .allocate_pinned =
@@ -307,8 +314,14 @@ class Wrong final : public Kernel {
 };
 
 std::unique_ptr<Kernel> copy_or_wrong() {
-  if (const char* how = std::getenv("SHARDPROOF_DOUBLE_KERNEL"))
+  const char* set = std::getenv("SHARDPROOF_DOUBLE_KERNEL");
+  const std::string how = set ? set : "", once = "sticky_once:";
+  if (how.starts_with(once)) {
+    if (::open(how.substr(once.size()).c_str(), O_CREAT | O_EXCL, 0600) >= 0)
+      return std::make_unique<Wrong>("sticky_code");
+  } else if (set) {
     return std::make_unique<Wrong>(how);
+  }
   return cuda::made<mapping_copy>();
 }
 
@@ -323,7 +336,9 @@ extern "C" const shardproof::DeviceModule* shardproof_device_module() {
       if (k.contract == std::string("mapping_copy")) k.make = copy_or_wrong;
     return list;
   }();
-  static const DeviceModule module{DeviceModule::current, "a double of a device", api,
-                                   device_double::nccl(), kernels};
+  static const DeviceModule module{
+      DeviceModule::current, "a double of a device", api, device_double::nccl(), kernels, [] {
+        return std::string("driver=none\n");
+      }};
   return &module;
 }
