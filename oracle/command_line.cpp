@@ -418,15 +418,15 @@ int usual_jobs() { return int(std::clamp(std::thread::hardware_concurrency(), 1u
 // A launcher from outside has made the one world there is.
 void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
   for (const std::string& t : o.transports)
-    if (t != "mpi")
-      throw BadInput(fmt::format("--transport: expected mpi, since {} started this program as one of {} ranks, met {}; "
+    if (t != "mpi" && t != "nccl")
+      throw BadInput(fmt::format("--transport: expected mpi or nccl, since {} started this program as one of {} ranks, met {}; "
                                  "start it without a launcher for other transports",
                                  outside.launcher, outside.size, t));
   for (int ranks : o.ranks)
     if (ranks != outside.size)
       throw BadInput(fmt::format("--ranks: expected {}, as many as {} started, met {}; start another number of them",
                                  outside.size, outside.launcher, ranks));
-  o.transports = {"mpi"};
+  if (o.transports.empty()) o.transports = {"mpi"};
   o.ranks = {outside.size};
   o.jobs = 1;
   o.isolated = false;
@@ -598,8 +598,8 @@ std::vector<std::string> words_of_line(const Words& words) {
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
   const Contract& contract = registry.contract(line.contract);
-  if (const auto outside = outside_launch(); outside && (line.world() != outside->size || line.text("transport") != "mpi"))
-    throw BadInput(fmt::format("expected a line of {} ranks with transport=mpi, since {} started this program as one of {} ranks, met {}",
+  if (const auto outside = outside_launch(); outside && (line.world() != outside->size || (line.text("transport") != "mpi" && line.text("transport") != "nccl")))
+    throw BadInput(fmt::format("expected a line of {} ranks with transport=mpi or nccl, since {} started this program as one of {} ranks, met {}",
                                outside->size, outside->launcher, outside->size, print(line)));
   if (options.in_process && line.text("transport") != "threads")
     throw BadInput(

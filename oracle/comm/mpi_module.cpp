@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 
 #include "oracle/comm/lockstep.hpp"
+#include "oracle/comm/meeting.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/reduce.hpp"
 #include "oracle/comm/standing.hpp"
@@ -57,29 +58,34 @@ struct Open {
   std::vector<std::byte> own;            // own contribution
   std::vector<std::optional<Message>> from;
   uint32_t sequence = 0;
+  bool meets = false;  // fingerprints alone
 };
 
-class MpiDoor final : public Door {
+class MpiDoor final : public Door, public Meeting {
  public:
   MpiDoor(MPI_Comm comm, const MpiSession::Context& c, bool fits_cores) : comm_(comm), c_(c), fits_(fits_cores) {}
 
   Ticket start(const Call& call, const View& in, const View& out, Stream) override {
-    note(call);
-    Open o;
-    o.call = call;
-    o.group = *call.group;
-    o.call.group = nullptr;
+    Open o = begin(call, out.elements());
     o.out = out;
-    o.sequence = sequences_[o.group.members]++;
-    o.mine = fingerprint(call, *c_.state, o.sequence, out.elements());
-    o.from.resize(size_t(o.group.size()));
     if (in.data && in.bytes() > 0) o.own.assign(in.data, in.data + in.bytes());
-    for (int m = 0; m < o.group.size(); ++m)
-      if (m != o.group.me && due(o, o.group.me, m)) send(o, m);
-    c_.page->progress.fetch_add(1, std::memory_order_relaxed);
+    send(o);
     open_.emplace(++last_, std::move(o));
     return last_;
   }
+
+  void meet(const Call& call, int64_t receives) override {
+    Open o = begin(call, receives);
+    o.meets = true;
+    send(o);
+    receive(o);
+    if (c_.lockstep) compare(o);
+    c_.page->progress.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void look() override { look_for_release(); }
+  // The others hear of it from the parent, when it has this rank's record.
+  void release(Released::Cause, const std::string&) override {}
 
   void wait(Ticket ticket, Stream) override {
     const auto found = open_.find(ticket);
@@ -122,7 +128,26 @@ class MpiDoor final : public Door {
     return true;  // a broadcast's other members send their fingerprint only
   }
 
+  Open begin(const Call& call, int64_t receives) {
+    note(call);
+    Open o;
+    o.call = call;
+    o.group = *call.group;
+    o.call.group = nullptr;
+    o.sequence = sequences_[o.group.members]++;
+    o.mine = fingerprint(call, *c_.state, o.sequence, receives);
+    o.from.resize(size_t(o.group.size()));
+    return o;
+  }
+
+  void send(const Open& o) {
+    for (int m = 0; m < o.group.size(); ++m)
+      if (m != o.group.me && due(o, o.group.me, m)) send(o, m);
+    c_.page->progress.fetch_add(1, std::memory_order_relaxed);
+  }
+
   static std::pair<int64_t, int64_t> block(const Open& o, int to) {  // first element, elements
+    if (o.meets) return {0, 0};
     const int p = o.group.size();
     switch (o.call.op) {
       case Op::reduce_scatter: return {o.call.count / p * to, o.call.count / p};
@@ -146,6 +171,7 @@ class MpiDoor final : public Door {
     if (message->size() > size_t(INT32_MAX))
       throw Infrastructure(fmt::format("a message of {} bytes is beyond the int range of MPI; use smaller extents", message->size()));
     Fingerprint print = o.mine;
+    if (o.meets && o.call.op == Op::all_to_all) print.recv = o.call.send[size_t(to)];
     std::memcpy(message->data(), &epoch_, sizeof epoch_);
     std::memcpy(message->data() + job_bytes, &print, sizeof print);
     if (elements > 0) std::memcpy(message->data() + head, o.own.data() + first * e, size_t(elements * e));
@@ -259,7 +285,10 @@ class MpiDoor final : public Door {
     throw Released(Released::mismatch, "mismatch: " + *differs);
   }
 
-  static int64_t received(const Open& o, int m) { return int64_t(o.from[size_t(m)]->size() - head) / int64_t(size_of(o.call.dtype)); }
+  static int64_t received(const Open& o, int m) {
+    if (o.meets) return print_of(*o.from[size_t(m)]).recv;
+    return int64_t(o.from[size_t(m)]->size() - head) / int64_t(size_of(o.call.dtype));
+  }
 
   // Contribution of a member to what I compute; mine is where it was.
   static const std::byte* part(const Open& o, int m) {

@@ -15,6 +15,7 @@
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/nccl_door.hpp"
 #include "oracle/comm/standing.hpp"
 
 namespace shardproof {
@@ -25,6 +26,7 @@ struct Order {
   Word word = Word::job;
   uint32_t number = 0;  // of the job; end: exit code
   double deadline = 0;
+  uint32_t nccl = 0;  // 1: the job runs over NCCL
 };
 
 std::optional<int> number(const char* variable) {
@@ -114,11 +116,11 @@ class OutsideWorld final : public World {
                                        spec.ranks, me_.session->size(), spec.ranks));
   }
   bool alive() const override { return true; }
-  std::string description() const override { return fmt::format("mpi, {} ranks, {}, started from outside", spec_.ranks, me_.session->library()); }
+  std::string description() const override { return fmt::format("{}, {} ranks, {}, started from outside", spec_.transport, spec_.ranks, me_.session->library()); }
 
   std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number, double deadline) override {
     const double limit = deadline * spec_.deadline_scale;
-    const auto order = as_message(Order{Word::job, case_number, limit}, job);
+    const auto order = as_message(Order{Word::job, case_number, limit, uint32_t(spec_.transport == "nccl")}, job);
     for (int r = 1; r < spec_.ranks; ++r) me_.session->send(r, order);
     std::vector<RankOutcome> outcomes(size_t(spec_.ranks));
     outcomes[0].end = RankOutcome::finished;
@@ -164,6 +166,7 @@ std::unique_ptr<World> start_outside_world(const WorldSpec& spec, RankMain main)
 
 int serve_outside(const RankMain& main) {
   Participant& me = participant(1);
+  const RankMain over_nccl = with_nccl(main, 1);
   for (;;) {
     const std::vector<std::byte> message = me.session->receive(0);
     Order order;
@@ -173,13 +176,13 @@ int serve_outside(const RankMain& main) {
       me.leave();
       return leaks_noted() > 0 ? 3 : int(order.number);
     }
-    me.session->send(0, me.work(main, std::span(message).subspan(sizeof order), order.number, order.deadline));
+    me.session->send(0, me.work(order.nccl ? over_nccl : main, std::span(message).subspan(sizeof order), order.number, order.deadline));
   }
 }
 
 void release_outside(int exit_code) {
   Participant& me = participant(1);  // also where nothing was run: the others wait in MPI_Init
-  for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0}, {}));
+  for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0, 0}, {}));
   me.leave();
 }
 

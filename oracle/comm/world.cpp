@@ -31,7 +31,10 @@ std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
                                spec.transport));
   }
   main = with_self_test(std::move(main));
-  if (spec.transport == "nccl") return start_processes(spec, with_nccl(std::move(main), spec.deadline_scale));
+  if (spec.transport == "nccl") {
+    main = with_nccl(std::move(main), spec.deadline_scale);
+    return outside_launch() ? start_mpi_world(spec, std::move(main)) : start_processes(spec, main);
+  }
   if (spec.transport == "processes") return start_processes(spec, main);
   if (spec.transport == "threads") return start_threads(spec, main);
   return start_mpi_world(spec, std::move(main));

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -464,6 +465,28 @@ TEST(Program, ARankThatDiesInACallIsNamedAndTheOthersAreReleased) {
   EXPECT_EQ(ran.exit, 1) << ran.text;
   EXPECT_TRUE(ran.says("CRASHED")) << ran.text;
   EXPECT_TRUE(ran.says("rank 1 left the process with exit code 7")) << ran.text;
+}
+
+// Ranks of a launcher from outside: they meet, and share the id of a communicator, by MPI.
+TEST(Program, RanksOfALauncherAreBootstrappedByMpi) {
+  if (!std::filesystem::exists(doubles::here() / "shardproof_mpi.so"))
+    GTEST_SKIP() << "built without MPI";
+  const auto launched = [](const std::string& line) {
+    return doubles::shell(
+        fmt::format("SHARDPROOF_MODULES={} {} mpiexec -n 3 {} run {} transport=nccl device=cuda",
+                    double_folder(), eight, (doubles::here() / "shardproof").string(), line));
+  };
+  for (const char* line :
+       {"mapping_all_reduce tp=3", "mapping_all_to_all tp=3 tokens=11 hidden=13 split=uneven dim=1",
+        "mapping_gather tp=3 dtype=bf16"}) {
+    const Ran ran = launched(line);
+    EXPECT_EQ(ran.exit, 0) << line << "\n" << ran.text;
+    EXPECT_TRUE(ran.says("PASSED")) << ran.text;
+  }
+  const Ran broken = launched("mapping_all_reduce tp=3 fault=mean_for_sum@forward.tp.1@rank1");
+  EXPECT_EQ(broken.exit, 1) << broken.text;
+  EXPECT_TRUE(broken.says("mismatch: rank 1 differs from the other members in reduction"))
+      << broken.text;
 }
 
 }  // namespace
