@@ -452,6 +452,23 @@ TEST(AttentionOnRanks, PackedIsEachDocumentAlone) {
   expect_packed_is_alone<primitives::AttentionHierarchical>("attention_hierarchical");
 }
 
+// The same rows as one document: under a causal mask the first eight tokens see what they saw, and
+// every later one sees more.
+TEST(AttentionOnRanks, WithoutTheBoundaryTheSecondDocumentReadsTheFirst) {
+  const std::string words =
+      "attention_ring cp=2 layout=zigzag mask=causal heads=4 kv_heads=2 docs=";
+  const Outcome two = run_drawn<primitives::AttentionRing>(words + "8,8"),
+                one = run_drawn<primitives::AttentionRing>(words + "16");
+  for (size_t token = 0; token < 16; ++token)
+    for (size_t head = 0; head < 4; ++head) {
+      const size_t at = token * 4 + head;
+      const double lse = one.outputs[1][at], alone = two.outputs[1][at];
+      EXPECT_GE(lse - alone, token < 8 ? -1e-14 : 1e-3) << at;
+      EXPECT_TRUE(token >= 8 || lse - alone <= 1e-14) << at;
+      EXPECT_EQ(std::abs(one.outputs[0][at * 3] - two.outputs[0][at * 3]) < 1e-14, token < 8) << at;
+    }
+}
+
 // The kernel computes the pairs that are due on its rank and no more: blocks that no query sees
 // are left out. All-to-all spreads heads, and each rank computes every pair for its own.
 TEST(AttentionOnRanks, ComputesTheDuePairsOnly) {
