@@ -17,6 +17,8 @@ std::string list_table(const Registry&, const std::string& pattern);
 // parameters still owe, checks due with the tier of their bounds. nodes > 0: which groups cross them.
 std::string explain_text(const Case&, int nodes, const Registry&);
 
+const char* role_name(Operand::Role);  // "input", "parameter", "index", "output"
+
 // Throws BadInput where the contract refuses the line, or fill=integers leaves no exact range.
 void check_legal(const Case&, const Registry&);
 

@@ -107,20 +107,6 @@ std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
   return text;
 }
 
-const char* role_name(Operand::Role role) {
-  switch (role) {
-    case Operand::input:
-      return "input";
-    case Operand::parameter:
-      return "parameter";
-    case Operand::index:
-      return "index";
-    case Operand::output:
-      return "output";
-  }
-  return "?";
-}
-
 std::string local_shapes(const Operand& o, const Mesh& mesh) {
   auto kinds = folded(mesh.world(),
                       [&](int r) { return shape_text(local_shape(o.shape, o.layout, mesh, r)); });
@@ -507,6 +493,20 @@ void check_legal(const Case& line, const Registry& registry) {
                     "without such a range; "
                     "take smaller extents, fill=normal or a wider dtype",
                     line.text("dtype"), line.contract));
+}
+
+const char* role_name(Operand::Role role) {
+  switch (role) {
+    case Operand::input:
+      return "input";
+    case Operand::parameter:
+      return "parameter";
+    case Operand::index:
+      return "index";
+    case Operand::output:
+      return "output";
+  }
+  return "?";
 }
 
 std::string explain_text(const Case& line, int nodes, const Registry& registry) {

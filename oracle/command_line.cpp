@@ -702,16 +702,29 @@ int explain(const Words& words, const Registry& registry) {
 
 // ---- prepare and judge
 
+// "tp=2" in the place of a folder: the folder was forgotten.
+bool is_word_of_a_line(const std::string& word, const Registry& registry) {
+  const size_t eq = word.find('=');
+  if (eq == std::string::npos || word.find('/') != std::string::npos) return false;
+  for (const Contract& c : registry.contracts())
+    for (const Key& k : keys_of(c))
+      if (k.name == word.substr(0, eq)) return true;
+  return false;
+}
+
 int prepare(Words words, const Registry& registry, int argc, char** argv) {
-  if (words.plain.size() < 2)
+  const bool battery = single(words, "--tier") != nullptr;  // PATTERN may be left out
+  if (words.plain.size() < (battery ? 1 : 2))
     throw BadInput(
         fmt::format("prepare: expected LINE DIR, or --tier NAME [PATTERN ...] DIR, met {}",
                     words.plain.empty() ? "nothing" : "one word; the last one is the folder"));
   const std::string folder = words.plain.back();
   words.plain.pop_back();
   if (folder.empty()) refuse("DIR", "a folder", folder);
+  if (is_word_of_a_line(folder, registry))
+    refuse("DIR", "a folder as the last word (./ in front of one that is named so)", folder);
   Options options = options_of(words, argc, argv);
-  if (single(words, "--tier")) {
+  if (battery) {
     options.patterns = words.plain;
     options.transports = {"processes"};
     const prepared::Battery b = prepared::prepare_battery(options, folder, registry);

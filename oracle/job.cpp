@@ -5,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "oracle/tensors/mapped_file.hpp"
+
 namespace shardproof {
 namespace {
 
@@ -222,6 +224,11 @@ ShotRecord get_shot_record(Reader& r) {
 }
 
 }  // namespace
+
+void Bytes::release() const {
+  constexpr size_t worth_a_call = size_t(1) << 20;
+  if (file_.size() >= worth_a_call) tensors::give_pages_back(file_);
+}
 
 std::vector<std::byte> serialize(const Job& job) {
   Writer w;

@@ -65,6 +65,8 @@ class Bytes {
   const std::byte* end() const { return data() + size(); }
   void resize(size_t n) { make_own().resize(n); }
   operator std::span<const std::byte>() const { return {data(), size()}; }
+  // A part of a file has been looked at: its pages are given back, and come again when it is read again.
+  void release() const;
   bool operator==(const Bytes& b) const { return std::equal(begin(), end(), b.begin(), b.end()); }
 
  private:

@@ -153,6 +153,13 @@ std::string json_text(const std::string& words) {
   return json(words).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
 }
 
+JsonValue::JsonValue() = default;
+JsonValue::~JsonValue() = default;
+JsonValue::JsonValue(const JsonValue&) = default;
+JsonValue::JsonValue(JsonValue&&) noexcept = default;
+JsonValue& JsonValue::operator=(const JsonValue&) = default;
+JsonValue& JsonValue::operator=(JsonValue&&) noexcept = default;
+
 const JsonValue* JsonValue::find(const std::string& name) const {
   for (const auto& [key, value] : members)
     if (key == name) return &value;

@@ -20,6 +20,14 @@ struct JsonValue {
   std::vector<std::pair<std::string, JsonValue>> members;  // each name once, in the file's order
 
   const JsonValue* find(const std::string& name) const;  // null where there is no such member
+
+  // Where a list of pairs with JsonValue is a complete type.
+  JsonValue();
+  ~JsonValue();
+  JsonValue(const JsonValue&);
+  JsonValue(JsonValue&&) noexcept;
+  JsonValue& operator=(const JsonValue&);
+  JsonValue& operator=(JsonValue&&) noexcept;
 };
 // "the text \"4096\"", "the number 4096.5", "null", "a list": what a message says was met.
 std::string shown(const JsonValue&);

@@ -27,6 +27,8 @@ struct Part {
   int rank = 0;
   std::vector<int> ranks;        // more than one: type P
   std::vector<int64_t> indices;  // denoted, by local element
+  // Elements of one piece, the first of them local element `first`.
+  size_t first = 0;
   std::vector<double> got;
   std::vector<double>
       sum_magnitude;  // type P: sum of |parts|, for the error of the judge's own sum
@@ -74,12 +76,16 @@ const ResultTensor* find(const Tensor& t, int rank, size_t elements, std::option
   return nullptr;
 }
 
-// Fills `part` with what the group that `part.ranks` names holds. False: `why` says what is
-// missing.
+// A result that lies in a file may be larger than what memory should hold of it as doubles.
+constexpr size_t piece = size_t(1) << 22;  // elements
+
+// Fills the piece of `part` that begins at `part.first` with what the group that `part.ranks` names
+// holds. False: `why` says what is missing.
 bool load(const Tensor& t, Part& part, std::optional<Finding>& why) {
   const ResultTensor* first = find(t, part.rank, part.indices.size(), why);
   if (!first) return false;
-  read(*first, part.got);
+  const size_t count = std::min(piece, part.indices.size() - part.first);
+  read(*first, part.first, count, part.got);
   if (part.ranks.size() < 2) return true;
   part.sum_magnitude.resize(part.got.size());
   for (size_t i = 0; i < part.got.size(); ++i) part.sum_magnitude[i] = std::abs(part.got[i]);
@@ -87,7 +93,7 @@ bool load(const Tensor& t, Part& part, std::optional<Finding>& why) {
   for (size_t m = 1; m < part.ranks.size(); ++m) {
     const ResultTensor* r = find(t, part.ranks[m], part.indices.size(), why);
     if (!r) return false;
-    read(*r, more);
+    read(*r, part.first, count, more);
     for (size_t i = 0; i < more.size(); ++i) {
       part.got[i] += more[i];
       part.sum_magnitude[i] += std::abs(more[i]);
@@ -96,7 +102,8 @@ bool load(const Tensor& t, Part& part, std::optional<Finding>& why) {
   return true;
 }
 
-// Calls visit(part) for each copy to compare. Stops with a finding where a result is missing.
+// Calls visit(part) for each piece of each copy to compare. Stops with a finding where a result is
+// missing.
 template <class Visit>
 std::optional<Finding> each_part(const Tensor& t, Visit visit) {
   Part part;
@@ -106,8 +113,12 @@ std::optional<Finding> each_part(const Tensor& t, Visit visit) {
     part.ranks = t.summed.empty() ? std::vector<int>{} : t.e.mesh.group(t.summed, rank);
     if (!part.ranks.empty() && part.ranks[0] != rank) continue;
     part.indices = denoted_indices(t.what.shape, t.layout, t.e.mesh, rank);
-    if (!load(t, part, why)) return why;
-    visit(part);
+    part.first = 0;
+    do {
+      if (!load(t, part, why)) return why;
+      visit(part);
+      part.first += part.got.size();
+    } while (part.first < part.indices.size());
   }
   return std::nullopt;
 }
@@ -132,7 +143,7 @@ double ratio_of(double got, double want, double bound) {
 void compare_part(const Part& part, const Whole& want, const std::function<double(int64_t)>& bound,
                   Compared& c) {
   for (size_t i = 0; i < part.got.size(); ++i) {
-    const int64_t at = part.indices[i];
+    const int64_t at = part.indices[part.first + i];
     const double got = part.got[i], due = want.value[size_t(at)], b = allowance(part, i, bound(at));
     c.zeros = c.zeros && got == 0 && due == 0;
     c.exact = c.exact && b == 0;
@@ -167,10 +178,11 @@ Finding explain(const Tensor& t, const Whole& want, const std::function<double(i
   std::vector<WrongElement> wrong;
   Finding f;
   Candidate worst;
+  int last_wrong = -1;  // rank of the part that has been named
   each_part(t, [&](const Part& part) {
     bool here = false;
     for (size_t i = 0; i < part.got.size(); ++i) {
-      const int64_t at = part.indices[i];
+      const int64_t at = part.indices[part.first + i];
       const double got = part.got[i], due = want.value[size_t(at)],
                    b = allowance(part, i, bound(at));
       if (accepted(got, due, b)) continue;
@@ -183,7 +195,8 @@ Finding explain(const Tensor& t, const Whole& want, const std::function<double(i
       f.got = got, f.want = due, f.error = candidate.error, f.bound = b, f.ratio = candidate.ratio;
       f.index = {at};
     }
-    if (!here) return;
+    if (!here || last_wrong == part.rank) return;
+    last_wrong = part.rank;
     if (part.ranks.empty())
       f.ranks.push_back(part.rank);
     else

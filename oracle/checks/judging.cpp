@@ -50,23 +50,28 @@ bool has_gradients(const Contract& contract, const Case& line, const Declared& d
 }
 
 void read(const ResultTensor& t, std::vector<double>& values) {
-  const size_t width = size_of(t.dtype), n = t.bytes.size() / width;
+  read(t, 0, t.bytes.size() / size_of(t.dtype), values);
+}
+
+void read(const ResultTensor& t, size_t first, size_t n, std::vector<double>& values) {
+  const size_t width = size_of(t.dtype);
   values.resize(n);
-  const std::byte* from = t.bytes.data();
+  const std::byte* from = t.bytes.data() + first * width;
   switch (t.dtype) {
     case DType::f64:
-      std::memcpy(values.data(), from, n * width);
-      return;
+      if (n > 0) std::memcpy(values.data(), from, n * width);
+      break;
     case DType::f32:
       for (size_t i = 0; i < n; ++i) {
         float v;
         std::memcpy(&v, from + i * width, width);
         values[i] = v;
       }
-      return;
+      break;
     default:
       for (size_t i = 0; i < n; ++i) values[i] = load(from + i * width, t.dtype);
   }
+  t.bytes.release();
 }
 
 int step_of(const Shot& shot, std::string_view word) {
@@ -131,8 +136,16 @@ std::optional<Finding> incomplete(const Evidence& e, int at) {
 }
 
 bool same_bytes(const ResultTensor& a, const ResultTensor& b) {
-  return a.dtype == b.dtype && a.bytes.size() == b.bytes.size() &&
-         (a.bytes.empty() || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
+  if (a.dtype != b.dtype || a.bytes.size() != b.bytes.size()) return false;
+  constexpr size_t piece = size_t(1) << 24;
+  bool same = true;
+  for (size_t at = 0; same && at < a.bytes.size(); at += piece) {
+    const size_t n = std::min(piece, a.bytes.size() - at);
+    same = std::memcmp(a.bytes.data() + at, b.bytes.data() + at, n) == 0;
+    a.bytes.release();
+    b.bytes.release();
+  }
+  return same;
 }
 
 namespace {

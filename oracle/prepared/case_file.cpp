@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/command.hpp"
 #include "oracle/json.hpp"
 #include "oracle/run.hpp"
 #include "oracle/tensors/safetensors.hpp"
@@ -68,20 +69,6 @@ std::string keys_text(const Case& line) {
   return object(members);
 }
 
-const char* role_of(const Operand& o) {
-  switch (o.role) {
-    case Operand::input:
-      return "input";
-    case Operand::parameter:
-      return "parameter";
-    case Operand::index:
-      return "index";
-    case Operand::output:
-      return "output";
-  }
-  return "";
-}
-
 std::string tensor_text(const Plan& plan, int operand) {
   const Evidence& e = plan.evidence;
   const Operand& o = e.operands[size_t(operand)];
@@ -90,7 +77,7 @@ std::string tensor_text(const Plan& plan, int operand) {
   for (int r = 0; r < e.mesh.world(); ++r) locals.push_back(numbers(plan.local_shape_of(value, r)));
   std::vector<std::pair<std::string, std::string>> members{
       {"name", json_text(o.name)},
-      {"role", json_text(role_of(o))},
+      {"role", json_text(role_name(o.role))},
       {"dtype", dtype_text(plan.dtype_of(value))},
       {"global_shape", numbers(o.shape)},
       {"layout", json_text(text(o.layout))},
@@ -221,7 +208,7 @@ std::string digest_of(const tensors::MappedFile& file) {
   for (size_t at = 0; at < bytes.size(); at += piece) {
     const auto part = bytes.subspan(at, std::min(piece, bytes.size() - at));
     XXH3_128bits_update(state, part.data(), part.size());
-    file.forget(part);
+    tensors::give_pages_back(part);
   }
   const std::string digest = hex(XXH3_128bits_digest(state));
   XXH3_freeState(state);

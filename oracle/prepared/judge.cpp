@@ -32,7 +32,7 @@ double now() {
   throw BadInput(fmt::format("{}: expected {}, met {}", path, expected, met));
 }
 
-void same_case(const SafetensorsFile& file, const std::string& digest) {
+void same_case(const SafetensorsFile& file, const std::string& digest, int rank) {
   const auto& metadata = file->metadata();
   const auto found = metadata.find("case");
   if (found == metadata.end())
@@ -45,6 +45,11 @@ void same_case(const SafetensorsFile& file, const std::string& digest) {
         fmt::format(
             "one of {}; files of different cases are mixed, run the program on this folder again",
             found->second));
+  // A program may say which rank it was.
+  if (const auto said = metadata.find("rank");
+      said != metadata.end() && said->second != std::to_string(rank))
+    refuse(file.file().path(), fmt::format("the file of rank {}", rank),
+           fmt::format("that of rank {}", said->second));
 }
 
 void same_kind(const std::string& path, const FileTensor& t, DType dtype,
@@ -127,7 +132,7 @@ class Opened {
     const MappedFile file(path);
     if (digest_of(file) == case_.files[size_t(rank)]) return;
     const SafetensorsFile parsed(path);
-    same_case(parsed, case_.digest);
+    same_case(parsed, case_.digest, rank);
     each_named(plan(), false, [&](size_t pass, size_t step, const Named& n) {
       const FileTensor* t = parsed->find(n.name);
       if (!t)
@@ -145,7 +150,7 @@ class Opened {
   void look_at_output(int rank) {
     const std::string path = fs::path(folder_) / out_file(rank);
     auto file = std::make_unique<SafetensorsFile>(path);
-    same_case(*file, case_.digest);
+    same_case(*file, case_.digest, rank);
     std::set<std::string> known;
     for (const bool given : {true, false})
       each_named(plan(), given, [&](size_t, size_t, const Named& n) {
@@ -232,7 +237,10 @@ class Opened {
     ++arguments_;
     const auto [at, other] =
         std::mismatch(before.bytes.begin(), before.bytes.end(), after.bytes.begin());
-    if (at == before.bytes.end()) return;
+    const bool same = at == before.bytes.end();
+    tensors::give_pages_back(before.bytes);
+    tensors::give_pages_back(after.bytes);
+    if (same) return;
     const std::string& name = plan().evidence.operands[size_t(n.operand)].name;
     record.memory.push_back({"argument", n.gradient ? "cotangent of " + name : name, 1,
                              int64_t(at - before.bytes.begin()) / int64_t(size_of(*after.dtype)),

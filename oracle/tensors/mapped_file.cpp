@@ -37,7 +37,7 @@ MappedFile::~MappedFile() {
   if (data_) munmap(const_cast<std::byte*>(data_), size_);
 }
 
-void MappedFile::forget(std::span<const std::byte> part) const {
+void give_pages_back(std::span<const std::byte> part) {
   const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
   const auto begin = (uintptr_t(part.data()) + page - 1) / page * page,
              end = uintptr_t(part.data() + part.size()) / page * page;

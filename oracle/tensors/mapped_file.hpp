@@ -6,6 +6,9 @@
 
 namespace shardproof::tensors {
 
+// Gives the pages of a part of a mapped file back; what is read again comes from the file again.
+void give_pages_back(std::span<const std::byte> part);
+
 class MappedFile {
  public:
   // BadInput where there is no such file, or something that is no regular file.
@@ -16,8 +19,6 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
-  // Gives the pages of a part back; what is read again comes from the file again.
-  void forget(std::span<const std::byte> part) const;
 
  private:
   std::string path_;

@@ -179,6 +179,18 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"explain"}, {"empty line"}},
       {{"explain", c, "tp=4", "nodes=3"}, {"'nodes'", "divisor", "4 ranks"}},
       {{"explain", c, "tp=4", "nodes=0"}, {"'nodes'", "from 1"}},
+      {{"prepare"}, {"LINE DIR", "met nothing"}},
+      {{"prepare", c}, {"LINE DIR", "the last one is the folder"}},
+      {{"prepare", c, "tp=2"}, {"DIR", "'tp=2'"}},
+      {{"prepare", c, "tp=2", file}, {"DIR", file, "name another"}},
+      {{"prepare", c, "tp=2", "transport=mpi", folder / "new"}, {"'transport'", "transport=mpi"}},
+      {{"prepare", c, "--check", "ledger", folder / "new"}, {"--check", "ledger"}},
+      {{"prepare", c, "--ranks", "2", folder / "new"}, {"--ranks", "--tier"}},
+      {{"prepare", "--tier", "smok", folder / "new"}, {"--tier", "'smok'"}},
+      {{"prepare", "--tier", "smoke", "no_such_family", folder / "new"}, {"'no_such_family'"}},
+      {{"judge"}, {"one DIR", "met 0"}},
+      {{"judge", folder / "new"}, {folder / "new/case.json", "nothing there"}},
+      {{"judge", file}, {file}},
   };
   for (const Wrong& wrong : table) {
     Ended ended = call(wrong.words);
@@ -188,6 +200,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
     EXPECT_EQ(ended.out, "") << called;
     EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << called << "\n"
                                                                        << ended.err;
+    EXPECT_FALSE(fs::exists(folder / "new")) << called << " left a folder behind";
     for (const std::string& part : wrong.says)
       EXPECT_TRUE(holds(ended.err, part)) << called << "\nsays " << ended.err << "not  " << part;
   }

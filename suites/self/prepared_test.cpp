@@ -287,6 +287,14 @@ TEST_F(Answered, AnAnswerWithoutTheDigest) {
   expect_refused("rank0.out.safetensors", {"'case' in __metadata__"});
 }
 
+TEST_F(Answered, FilesOfTwoRanksAreNotSwapped) {
+  const std::string own = text("rank0.in.safetensors");
+  write("rank0.in.safetensors", text("rank1.in.safetensors"));
+  expect_refused("rank0.in.safetensors", {"expected the file of rank 0, met that of rank 1"});
+  write("rank0.in.safetensors", own);
+  EXPECT_EQ(refusal(), "accepted");
+}
+
 // ---- Batteries
 
 TEST_F(Prepared, ABatteryIsJudgedWhole) {

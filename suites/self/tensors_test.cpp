@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "oracle/case.hpp"
 #include "oracle/comm/door.hpp"
@@ -239,6 +241,61 @@ TEST(Npy, WhatIsWrongIsNamed) {
     EXPECT_EQ(said.substr(0, 11), "f: expected") << said;
     EXPECT_NE(said.find(part), std::string::npos) << said;
   }
+}
+
+// ---- Files that others wrote, and files for others (suites/tests/interop)
+
+// In the folder SHARDPROOF_INTEROP: NAME.npy and NAME.safetensors (tensor "x"), each holding 0, 1,
+// 2 ... in row-major order; expected.txt says "NAME dtype 2,3 fortran" a line.
+TEST(Interop, ReadsWhatPythonWrote) {
+  const char* folder = std::getenv("SHARDPROOF_INTEROP");
+  if (!folder) GTEST_SKIP() << "SHARDPROOF_INTEROP names no folder; ctest tensors.python does";
+  std::ifstream expected(fs::path(folder) / "expected.txt");
+  int files = 0;
+  for (std::string name, dtype, shape, order; expected >> name >> dtype >> shape >> order;
+       ++files) {
+    const std::string path = fs::path(folder) / name;
+    std::vector<int64_t> extents;
+    std::istringstream list(shape == "-" ? "" : shape);
+    for (std::string n; std::getline(list, n, ',');) extents.push_back(std::stoll(n));
+    const bool numpy = name.ends_with(".npy");
+    std::optional<NpyFile> npy;
+    std::optional<SafetensorsFile> file;
+    numpy ? void(npy.emplace(path)) : void(file.emplace(path));
+    const FileTensor* x = numpy ? nullptr : (*file)->find("x");
+    ASSERT_TRUE(numpy || x) << name;
+    const auto met = numpy ? (*npy)->dtype : x->dtype;
+    const std::span<const std::byte> bytes = numpy ? (*npy)->bytes : x->bytes;
+    ASSERT_TRUE(met) << name;
+    EXPECT_EQ(shardproof::name(*met), dtype) << name;
+    EXPECT_EQ(numpy ? (*npy)->shape : x->shape, extents) << name;
+    const bool columns_first = numpy && (*npy)->fortran_order;
+    EXPECT_EQ(columns_first, order == "fortran") << name;
+    const int64_t n = product(extents), rows = extents.size() == 2 ? extents[0] : 1,
+                  columns = extents.size() == 2 ? extents[1] : n;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = columns_first ? i % columns * rows + i / columns : i;
+      EXPECT_EQ(load(bytes.data() + size_t(at) * size_of(*met), *met), double(i))
+          << name << " " << i;
+    }
+  }
+  EXPECT_GT(files, 0);
+}
+
+TEST(Interop, WritesForPython) {
+  const char* folder = std::getenv("SHARDPROOF_INTEROP");
+  if (!folder) GTEST_SKIP() << "SHARDPROOF_INTEROP names no folder; ctest tensors.python does";
+  std::vector<Buffer> buffers;
+  std::vector<TensorToWrite> tensors;
+  for (DType d : {DType::f16, DType::f32, DType::f64, DType::bf16, DType::i64, DType::i32}) {
+    buffers.emplace_back(d, std::vector<int64_t>{2, 3});
+    fill_from(buffers.back().view(), std::vector<double>{0, 1, 2, 3, 4, 5});
+    tensors.push_back(to_write(shardproof::name(d), buffers.back().view()));
+  }
+  buffers.emplace_back(DType::f32, std::vector<int64_t>{0, 2});
+  tensors.push_back(to_write("none", buffers.back().view()));
+  write_safetensors(fs::path(folder) / "ours.safetensors", tensors,
+                    {{"case", "caf\xc3\xa9 \"x\""}});
 }
 
 }  // namespace
