@@ -541,11 +541,13 @@ Contract attention(const char* name, Strategy strategy, const char* summary) {
   c.operands = [strategy](const Case& line) { return operands(line, strategy); };
   c.forward = forward;
   c.backward = backward;
-  c.traffic = [how = strategy == Strategy::allgather  ? allgather_traffic
-                     : strategy == Strategy::ring     ? ring_traffic
-                     : strategy == Strategy::alltoall ? alltoall_traffic
-                                                      : hierarchical_traffic](
-                  const Case& line, const std::string&, int) { return how(line); };
+  c.traffic = [how = strategy == Strategy::allgather ? allgather_traffic
+                     : strategy == Strategy::ring    ? ring_traffic
+                     : strategy == Strategy::alltoall
+                         ? alltoall_traffic
+                         : hierarchical_traffic](const Case& line, const std::string&, int) {
+    return ranks(line) == 1 ? std::vector<Traffic>() : how(line);
+  };
   c.cases = [=](const std::string& tier) { return cases_of(name, tier, strategy); };
   c.illegal = illegal_of(name);
   c.visible = visible;

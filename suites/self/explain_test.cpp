@@ -85,6 +85,11 @@ TEST(Explain, HierarchicalTellsInnerFromOuter) {
   EXPECT_TRUE(holds(text, "cp%2 crosses nodes each of {0,2} {1,3}")) << text;
 }
 
+TEST(Explain, OneRankOfCpIsAskedForNothing) {
+  for (const char* contract : {"attention_ring", "attention_allgather", "attention_alltoall"})
+    EXPECT_TRUE(holds(explained(contract), "backward no call")) << explained(contract);
+}
+
 // Everything is gathered: K and V of all ranks, whatever their number.
 TEST(Explain, TheGatherHoldsAllKeys) {
   for (int p : {2, 4, 8})
