@@ -415,18 +415,28 @@ void check_dtypes(const std::vector<std::string>& names) {
 // Cases that are judged at a time where nobody says: a case of forked ranks leaves a core idle.
 int usual_jobs() { return int(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }
 
+// What the ranks of a launcher can be judged on, the usual one first.
+std::vector<std::string> transports_of(const OutsideLaunch& outside) {
+  if (outside.launcher == torchrun) return {"nccl"};
+  return {"mpi", "nccl"};
+}
+bool carries(const OutsideLaunch& outside, const std::string& transport) {
+  const auto all = transports_of(outside);
+  return std::find(all.begin(), all.end(), transport) != all.end();
+}
+
 // A launcher from outside has made the one world there is.
 void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
   for (const std::string& t : o.transports)
-    if (t != "mpi" && t != "nccl")
-      throw BadInput(fmt::format("--transport: expected mpi or nccl, since {} started this program as one of {} ranks, met {}; "
+    if (!carries(outside, t))
+      throw BadInput(fmt::format("--transport: expected {}, since {} started this program as one of {} ranks, met {}; "
                                  "start it without a launcher for other transports",
-                                 outside.launcher, outside.size, t));
+                                 fmt::join(transports_of(outside), " or "), outside.launcher, outside.size, t));
   for (int ranks : o.ranks)
     if (ranks != outside.size)
       throw BadInput(fmt::format("--ranks: expected {}, as many as {} started, met {}; start another number of them",
                                  outside.size, outside.launcher, ranks));
-  if (o.transports.empty()) o.transports = {"mpi"};
+  if (o.transports.empty()) o.transports = {transports_of(outside)[0]};
   o.ranks = {outside.size};
   o.jobs = 1;
   o.isolated = false;
@@ -598,9 +608,9 @@ std::vector<std::string> words_of_line(const Words& words) {
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
   const Contract& contract = registry.contract(line.contract);
-  if (const auto outside = outside_launch(); outside && (line.world() != outside->size || (line.text("transport") != "mpi" && line.text("transport") != "nccl")))
-    throw BadInput(fmt::format("expected a line of {} ranks with transport=mpi or nccl, since {} started this program as one of {} ranks, met {}",
-                               outside->size, outside->launcher, outside->size, print(line)));
+  if (const auto outside = outside_launch(); outside && (line.world() != outside->size || !carries(*outside, line.text("transport"))))
+    throw BadInput(fmt::format("expected a line of {} ranks with transport={}, since {} started this program as one of {} ranks, met {}",
+                               outside->size, fmt::join(transports_of(*outside), " or "), outside->launcher, outside->size, print(line)));
   if (options.in_process && line.text("transport") != "threads")
     throw BadInput(
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",

@@ -14,8 +14,10 @@ std::unique_ptr<World> start_mpi_world(const WorldSpec&, RankMain);
 // there are. Rank 0 is parent and rank at once, the others serve it; there is no isolation.
 struct OutsideLaunch {
   int rank = 0, size = 1;
-  std::string launcher;  // "PMI", "Open MPI", "Slurm"
+  std::string launcher;  // "PMI", "Open MPI", torchrun, "Slurm"
 };
+// Its ranks know no MPI: they meet by sockets, and NCCL is all that they can be judged on.
+inline constexpr const char* torchrun = "torchrun";
 std::optional<OutsideLaunch> outside_launch();
 // Ranks 1 and up: run what rank 0 hands out, until its last word, which is the exit code.
 int serve_outside(const RankMain&);

@@ -17,6 +17,7 @@
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/nccl_door.hpp"
 #include "oracle/comm/standing.hpp"
+#include "oracle/comm/tcp_session.hpp"
 
 namespace shardproof {
 namespace {
@@ -58,9 +59,14 @@ void on_crash(int signal) {
   ::_exit(1);
 }
 
+MpiSession* open_session() {
+  const auto launch = outside_launch();
+  return launch && launch->launcher == torchrun ? open_tcp_session() : open_mpi_session(nullptr, nullptr);
+}
+
 class Participant {
  public:
-  explicit Participant(double scale) : session(open_mpi_session(nullptr, nullptr)) {
+  explicit Participant(double scale) : session(open_session()) {
     state.trace = &page()->trace;
     MpiSession::Context context;
     context.state = &state;
@@ -158,6 +164,8 @@ std::optional<OutsideLaunch> outside_launch() {
   };
   if (auto l = from("PMI_RANK", "PMI_SIZE", "PMI"); l && reaches_launcher()) return l;
   if (auto l = from("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")) return l;
+  if (std::getenv("MASTER_ADDR") && std::getenv("MASTER_PORT"))
+    if (auto l = from("RANK", "WORLD_SIZE", torchrun)) return l;
   if (std::getenv("SLURM_STEP_ID")) return from("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm");
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 
 #include "oracle/case.hpp"
 #include "oracle/comm/mpi.hpp"
+#include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/nccl_door.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/transports.hpp"
@@ -33,7 +34,8 @@ std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
   main = with_self_test(std::move(main));
   if (spec.transport == "nccl") {
     main = with_nccl(std::move(main), spec.deadline_scale);
-    return outside_launch() ? start_mpi_world(spec, std::move(main)) : start_processes(spec, main);
+    return outside_launch() ? start_outside_world(spec, std::move(main))
+                            : start_processes(spec, main);
   }
   if (spec.transport == "processes") return start_processes(spec, main);
   if (spec.transport == "threads") return start_threads(spec, main);

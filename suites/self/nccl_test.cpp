@@ -2,6 +2,8 @@
 // and against a double of NCCL among forked ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -487,6 +489,52 @@ TEST(Program, RanksOfALauncherAreBootstrappedByMpi) {
   EXPECT_EQ(broken.exit, 1) << broken.text;
   EXPECT_TRUE(broken.says("mismatch: rank 1 differs from the other members in reduction"))
       << broken.text;
+}
+
+// As torchrun starts ranks, whose own store may hold the port.
+struct Port {
+  int socket = ::socket(AF_INET, SOCK_STREAM, 0), number = 0;
+  Port() {
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    socklen_t n = sizeof a;
+    if (::bind(socket, reinterpret_cast<sockaddr*>(&a), sizeof a) == 0 &&
+        ::getsockname(socket, reinterpret_cast<sockaddr*>(&a), &n) == 0)
+      number = ntohs(a.sin_port);
+  }
+  ~Port() { ::close(socket); }
+};
+Ran torch_ranks(int ranks, int port, const std::string& words) {
+  std::string all;
+  for (int r = 0; r < ranks; ++r)
+    all += fmt::format(
+        "{} SHARDPROOF_MODULES={} RANK={} LOCAL_RANK={} WORLD_SIZE={} MASTER_ADDR=127.0.0.1 "
+        "MASTER_PORT={} {} {} & p{}=$!; ",
+        eight, double_folder(), r, r, ranks, port, (doubles::here() / "shardproof").string(), words,
+        r);
+  for (int r = 1; r < ranks; ++r) all += fmt::format("wait $p{}; ", r);
+  return doubles::shell("{ " + all + "wait $p0; }");
+}
+
+TEST(Program, RanksOfTorchrunMeetBySockets) {
+  for (const bool held : {false, true}) {
+    auto port = std::make_unique<Port>();
+    const int number = port->number;
+    if (held)
+      ASSERT_EQ(::listen(port->socket, 8), 0);
+    else
+      port.reset();
+    for (const char* line : {"mapping_all_reduce tp=3",
+                             "mapping_all_to_all tp=3 tokens=11 hidden=13 split=uneven dim=1"}) {
+      const Ran ran =
+          torch_ranks(3, number, fmt::format("run {} transport=nccl device=cuda", line));
+      EXPECT_EQ(ran.exit, 0) << line << "\n" << ran.text;
+      EXPECT_TRUE(ran.says("PASSED")) << ran.text;
+    }
+  }
+  const Ran host = torch_ranks(2, 29500, "run mapping_all_reduce tp=2");
+  EXPECT_EQ(host.exit, 2) << host.text;
+  EXPECT_TRUE(host.says("expected a line of 2 ranks with transport=nccl")) << host.text;
 }
 
 }  // namespace
