@@ -38,6 +38,26 @@ SHARDPROOF_HD To same_bits(From from) {
   return to;
 }
 
+// An element of memory, whatever it was written as.
+template <class T>
+SHARDPROOF_HD T read_element(const void* from) {
+#ifdef __CUDA_ARCH__
+  return *static_cast<const T*>(from);
+#else
+  T value;
+  memcpy(&value, from, sizeof value);
+  return value;
+#endif
+}
+template <class T>
+SHARDPROOF_HD void write_element(void* to, T value) {
+#ifdef __CUDA_ARCH__
+  *static_cast<T*>(to) = value;
+#else
+  memcpy(to, &value, sizeof value);
+#endif
+}
+
 // A binary interchange format of 16 bits: sign, exponent, fraction.
 struct HalfFormat {
   int exponent_bits, fraction_bits;
@@ -112,23 +132,23 @@ struct Tensor {
     const void* from = at(i);
     switch (number) {
       case Number::f64:
-        return A(*static_cast<const double*>(from));
+        return A(read_element<double>(from));
       case Number::f32:
-        return A(*static_cast<const float*>(from));
+        return A(read_element<float>(from));
       case Number::bf16:
-        return A(widened_bf16(*static_cast<const uint16_t*>(from)));
+        return A(widened_bf16(read_element<uint16_t>(from)));
       case Number::f16:
-        return A(widened_f16(*static_cast<const uint16_t*>(from)));
+        return A(widened_f16(read_element<uint16_t>(from)));
       case Number::i64:
-        return A(*static_cast<const int64_t*>(from));
+        return A(read_element<int64_t>(from));
       case Number::i32:
-        return A(*static_cast<const int32_t*>(from));
+        return A(read_element<int32_t>(from));
     }
     return A(0);
   }
   SHARDPROOF_HD int64_t integer(int64_t i) const {
-    return number == Number::i64   ? *static_cast<const int64_t*>(at(i))
-           : number == Number::i32 ? int64_t(*static_cast<const int32_t*>(at(i)))
+    return number == Number::i64   ? read_element<int64_t>(at(i))
+           : number == Number::i32 ? int64_t(read_element<int32_t>(at(i)))
                                    : int64_t(load<double>(i));
   }
   // One rounding.
@@ -137,22 +157,22 @@ struct Tensor {
     void* to = at(i);
     switch (number) {
       case Number::f64:
-        *static_cast<double*>(to) = double(value);
+        write_element<double>(to, double(value));
         return;
       case Number::f32:
-        *static_cast<float*>(to) = float(value);
+        write_element<float>(to, float(value));
         return;
       case Number::bf16:
-        *static_cast<uint16_t*>(to) = narrowed(double(value), {8, 7});
+        write_element<uint16_t>(to, narrowed(double(value), {8, 7}));
         return;
       case Number::f16:
-        *static_cast<uint16_t*>(to) = narrowed(double(value), {5, 10});
+        write_element<uint16_t>(to, narrowed(double(value), {5, 10}));
         return;
       case Number::i64:
-        *static_cast<int64_t*>(to) = int64_t(value);
+        write_element<int64_t>(to, int64_t(value));
         return;
       case Number::i32:
-        *static_cast<int32_t*>(to) = int32_t(value);
+        write_element<int32_t>(to, int32_t(value));
         return;
     }
   }
@@ -160,13 +180,13 @@ struct Tensor {
   SHARDPROOF_HD void copy_from(int64_t i, const Tensor& from, int64_t j) const {
     switch (bytes_of(number)) {
       case 8:
-        *static_cast<uint64_t*>(at(i)) = *static_cast<const uint64_t*>(from.at(j));
+        write_element(at(i), read_element<uint64_t>(from.at(j)));
         return;
       case 4:
-        *static_cast<uint32_t*>(at(i)) = *static_cast<const uint32_t*>(from.at(j));
+        write_element(at(i), read_element<uint32_t>(from.at(j)));
         return;
       default:
-        *static_cast<uint16_t*>(at(i)) = *static_cast<const uint16_t*>(from.at(j));
+        write_element(at(i), read_element<uint16_t>(from.at(j)));
     }
   }
 };
@@ -178,7 +198,7 @@ enum class Shape { elements, rows, columns };
 // two tiles; what one thread puts there the others see after `join`, or after a sum or maximum.
 struct Alone {
   static constexpr int tile = 64;
-  SHARDPROOF_HD Alone() {}  // scratch stays as it is
+  SHARDPROOF_HD Alone() { room_[0] = 0; }  // scratch stays as it is
   template <class A>
   SHARDPROOF_HD A* scratch() const {
     return reinterpret_cast<A*>(room_);

@@ -64,7 +64,8 @@ message(STATUS "CUDA module: ${cuda_summary}")
 
 # A device that is none, for the tests of everything above it: found in its own folder only.
 file(GLOB sources CONFIGURE_DEPENDS suites/self/device_double/*.cpp)
-add_library(device_double MODULE EXCLUDE_FROM_ALL ${sources} primitives/cuda/gemm.cpp)
+add_library(device_double MODULE EXCLUDE_FROM_ALL ${sources} primitives/cuda/gemm.cpp
+            primitives/cuda/twins.cpp)
 set_target_properties(device_double PROPERTIES PREFIX "" OUTPUT_NAME shardproof_cuda
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/device_double)
 target_link_libraries(device_double PRIVATE shardproof_primitives)

@@ -6,6 +6,7 @@
 #include "oracle/device.hpp"
 #include "primitives/attention_blockwise.hpp"
 #include "primitives/block.hpp"
+#include "primitives/cuda/twins.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
@@ -62,7 +63,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},
-    DeviceKernel{"norm_sequence", ours<primitives::NormSequence>},
+    DeviceKernel{"norm_sequence", made<primitives::cuda::norm_sequence_or_twin>},
     DeviceKernel{"block", ours<primitives::Block>},
     DeviceKernel{"replicated_gradients", ours<primitives::ReplicatedGradients>},
     DeviceKernel{"replicated_router", ours<primitives::ReplicatedRouter>},
@@ -78,7 +79,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"rotary_context", ours<primitives::RotaryContext>},
     DeviceKernel{"loss_packed", ours<primitives::LossPacked>},
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
-    DeviceKernel{"mapping_copy", made<mapping_copy>},
+    DeviceKernel{"mapping_copy", made<primitives::cuda::mapping_copy_or_twin>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},
     DeviceKernel{"mapping_all_reduce", made<mapping_all_reduce>},

@@ -21,4 +21,9 @@ int upload(void* to, const void* from, size_t bytes, void* stream) {
                          static_cast<cudaStream_t>(stream));
 }
 
+int create_stream(void** stream) {
+  return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+}
+int synchronise(void* stream) { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }
+
 }  // namespace shardproof::primitives::executor

@@ -36,4 +36,10 @@ int upload(void* to, const void* from, size_t bytes, void*) {
   return 0;
 }
 
+int create_stream(void** stream) {
+  *stream = nullptr;
+  return 0;
+}
+int synchronise(void*) { return 0; }
+
 }  // namespace shardproof::primitives::executor

@@ -356,6 +356,29 @@ TEST(Program, FaultsOfCallsAndPayloadsAreSeenOnTheDevice) {
   }
 }
 
+// Broken kernels of primitives/cuda/twins.hpp that a double can show, each by the check that must see
+// it while another passes.
+TEST(Program, DeviceTwinsAreCaughtByTheirChecks) {
+  struct Twin {
+    const char *name, *line, *check, *said;
+  };
+  for (const Twin& t :
+       {Twin{"event_wait_missing", "", "memory", "never written"},
+        Twin{"refilled_before_read", "", "forward", "got 0"},
+        Twin{"tail_unwritten", "tokens=5 hidden=7", "memory", "3 of 35 elements"},
+        Twin{"dense_read", "strides=transposed", "forward", "forward"}}) {
+    const std::string twin = fmt::format("SHARDPROOF_DEVICE_TWIN={}", t.name);
+    const std::string line = fmt::format("run mapping_copy tp=2 device=cuda {}", t.line);
+    const Ran ran = program(line + " --check " + t.check, twin);
+    EXPECT_EQ(ran.exit, 1) << t.name << "\n" << ran.text;
+    EXPECT_TRUE(ran.says(t.said)) << t.name << "\n" << ran.text;
+    EXPECT_EQ(program(line + " --check ledger", twin).exit, 0) << t.name;
+    EXPECT_EQ(program(line + " --check " + t.check).exit, 0) << t.name << ": the healthy kernel";
+  }
+  const Ran dense = program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DEVICE_TWIN=dense_read");
+  EXPECT_EQ(dense.exit, 0) << "nothing is strided there\n" << dense.text;
+}
+
 TEST(Program, AKernelThatTouchesDeviceMemoryOnTheHostCrashes) {
   const Ran ran =
       program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DOUBLE_KERNEL=host_access");

@@ -16,6 +16,8 @@ int enqueue_when(void* stream, std::function<bool()> work);
 std::byte* reach(const void* device, size_t bytes);
 int allocate(void** memory, size_t bytes);
 void discard(void* memory);  // at once; for work that is being done
+int create_stream(void** stream);
+int synchronise(void* stream);
 int fill(void* to, int byte, size_t bytes, void* stream);
 const NcclApi& nccl();  // among processes
 

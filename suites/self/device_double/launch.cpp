@@ -7,6 +7,7 @@
 
 #include "primitives/bodies.hpp"
 #include "primitives/cuda/blas.hpp"
+#include "primitives/cuda/twin_bodies.hpp"
 #include "primitives/serial.hpp"
 #include "suites/self/device_double/device.hpp"
 
@@ -37,6 +38,8 @@ int launch(const Body& body, void* stream) {
 
 #define SHARDPROOF_QUEUED(Body) template int launch<Body>(const Body&, void*);
 SHARDPROOF_BODIES(SHARDPROOF_QUEUED)
+SHARDPROOF_TWIN_BODIES(SHARDPROOF_QUEUED)
+SHARDPROOF_QUEUED(NormWithoutBarrier)
 #undef SHARDPROOF_QUEUED
 
 bool on_device() { return true; }
@@ -55,6 +58,9 @@ int upload(void* to, const void* from, size_t bytes, void* stream) {
     std::memcpy(reach(to, copy.size()), copy.data(), copy.size());
   });
 }
+
+int create_stream(void** stream) { return device_double::create_stream(stream); }
+int synchronise(void* stream) { return device_double::synchronise(stream); }
 
 }  // namespace executor
 

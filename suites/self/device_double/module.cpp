@@ -266,6 +266,8 @@ constexpr DeviceApi api = {
 
 namespace device_double {
 int allocate(void** memory, size_t bytes) { return shardproof::allocate(memory, bytes); }
+int create_stream(void** stream) { return api.create_stream(stream); }
+int synchronise(void* stream) { return shardproof::synchronise(stream); }
 void discard(void* memory) {
   Hold hold(lock);
   auto found = blocks().find(static_cast<std::byte*>(memory));
@@ -322,7 +324,7 @@ std::unique_ptr<Kernel> copy_or_wrong() {
   } else if (set) {
     return std::make_unique<Wrong>(how);
   }
-  return cuda::made<mapping_copy>();
+  return cuda::made<primitives::cuda::mapping_copy_or_twin>();
 }
 
 }  // namespace
