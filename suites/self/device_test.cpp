@@ -536,8 +536,20 @@ TEST_F(CudaModule, CublasAndNcclAreLinkedThereAndOnlyThere) {
 struct Answers {
   int interface = 0, kernels = 0, count_code = 0;
   int nccl_code = -1, nccl_version = 0, small_id_code = 0, id_code = -1;
-  char small_id_text[128] = {}, description[128] = {};
+  int communicator_code = -1;
+  char small_id_text[128] = {}, description[128] = {}, nccl_words[256] = {};
 };
+// Of one rank alone, asked until it is ready or has failed.
+int code_of_a_communicator(const NcclApi& nccl, const void* id) {
+  NcclComm comm = nullptr;
+  int code = nccl.create(&comm, 1, id, 0);
+  for (int looks = 0; code == nccl_in_progress && looks < 30'000; ++looks) {
+    ::usleep(1000);
+    if (nccl.async_error(comm, &code) != nccl_success) break;
+  }
+  if (comm) nccl.abort(comm);
+  return code;
+}
 Answers ask(const fs::path& file) {
   int ends[2];
   if (::pipe(ends) != 0) throw std::runtime_error("pipe");
@@ -554,6 +566,8 @@ Answers ask(const fs::path& file) {
     a.small_id_code = m.nccl.unique_id(id.data(), 1);
     std::snprintf(a.small_id_text, sizeof a.small_id_text, "%s", m.nccl.text(a.small_id_code));
     a.id_code = m.nccl.unique_id(id.data(), id.size());
+    a.communicator_code = code_of_a_communicator(m.nccl, id.data());
+    std::snprintf(a.nccl_words, sizeof a.nccl_words, "%s", m.nccl.last_error());
     std::snprintf(a.description, sizeof a.description, "%s", m.description);
     ::_exit(::write(ends[1], &a, sizeof a) == ssize_t(sizeof a) ? 0 : 1);
   }
@@ -578,6 +592,13 @@ TEST_F(CudaModule, AnswersWithoutADevice) {
   EXPECT_EQ(a.small_id_code, 4) << "ncclInvalidArgument";
   EXPECT_TRUE(std::string(a.small_id_text).starts_with("invalid argument")) << a.small_id_text;
   EXPECT_TRUE(a.id_code >= 0 && a.id_code <= 7) << a.id_code << ": a ncclResult_t";
+  if (a.count_code == 0) {
+    EXPECT_EQ(a.communicator_code, nccl_success) << a.nccl_words;
+  } else {
+    EXPECT_TRUE(a.communicator_code >= 1 && a.communicator_code <= 6)
+        << a.communicator_code << ": an error of a ncclResult_t, without a device";
+    EXPECT_NE(std::string(a.nccl_words), "");
+  }
   EXPECT_NE(std::string(a.description).find("cuBLAS"), std::string::npos) << a.description;
 }
 
