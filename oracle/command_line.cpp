@@ -634,6 +634,20 @@ bool lets_pass(const CaseResult& c) {
   });
 }
 
+// A twin that passes: on this line it is no other than the healthy subject, or nothing looked at
+// where it is.
+std::string note_of_uncaught(const Case& line, const Options& options, const Registry& registry) {
+  const Control& control = registry.control(line.contract, line.text("control"));
+  const Case witness = parse(control.witness, registry);
+  std::string note = fmt::format("control {} was not caught on this line", control.name);
+  if (options.checks.empty())
+    note += line.world() == 1 ? ": one rank makes no call, so most controls change nothing there"
+                              : ", on which it may change nothing";
+  else
+    note += fmt::format(" by {}; it is there for {}", fmt::join(options.checks, ", "), control.check);
+  return fmt::format("{}\nthe gate judges it on {} control={}", note, print(witness), control.name);
+}
+
 int run(const Words& words, const Registry& registry, int argc, char** argv) {
   Options options = options_of(words, argc, argv);
   Case line = parse_words(words_of_line(words), registry);
@@ -650,6 +664,8 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
     if (lets_pass(c)) {
       say(coloured(ended_with_newline(passed_line(c))));
       for (const std::string& note : c.state) say(note + "\n");
+      if (!line.text("control").empty())
+        say(telling::row("note", note_of_uncaught(line, options, registry)));
     }
   if (!report.dumped.empty()) say(telling::row("dumped", report.dumped));
   for (const std::string& reason : no_judgement(report))
