@@ -782,11 +782,18 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   const Options options = options_of(words, argc, argv);
   catch_interrupts();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
-  Report report = prepared::judge_folder(words.plain[0], options, registry, *progress);
+  std::vector<std::string> unanswered;
+  Report report =
+      prepared::judge_folder(words.plain[0], options, registry, *progress, &unanswered);
   progress.reset();
   if (!options.report.empty()) check_report_folder(options.report);
   say(coloured(ended_with_newline(closing(report))));
-  return concluded(std::move(report), options);
+  for (const std::string& text : prepared::not_judged(report))
+    say(fmt::format("not judged {}\n", text));
+  const int code = concluded(std::move(report), options);
+  if (unanswered.empty() || code == exit_interrupted) return code;
+  for (const std::string& text : unanswered) complain(text);
+  return exit_wrong_call;
 }
 
 // ---- drift

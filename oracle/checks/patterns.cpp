@@ -181,10 +181,7 @@ bool permuted(const Wrongness& w) {
 
 Pattern content(const Wrongness& w) {
   const bool one = one_place(w) != "";
-  if (all(w, [](auto& e) { return std::isnan(e.got); }))
-    return {
-        "NaN",
-        "never written (fresh buffers hold NaN), or computed from memory that was never written"};
+  if (all(w, [](auto& e) { return std::isnan(e.got); })) return {"NaN", means_of_nan};
   if (all(w, [](auto& e) { return std::isinf(e.got); }))
     return {"infinite", "an overflow, or a division by zero"};
   if (all(w, [](auto& e) { return e.got == 0; }))

@@ -30,6 +30,10 @@ struct Pattern {
 };
 Pattern pattern_of(const Wrongness&);
 
+// What NaN everywhere means in buffers of the judge.
+inline constexpr const char* means_of_nan =
+    "never written (fresh buffers hold NaN), or computed from memory that was never written";
+
 // "tp", "1/tp", "tp*dp", "tp or cp": products of axis sizes that a factor stands for; "" for none.
 std::string factor_name(double factor, const Mesh&);
 // What a factor between a result and the truth (or between the sides of a pairing) means.

@@ -9,7 +9,9 @@
 #include <map>
 #include <set>
 
+#include "oracle/checks/patterns.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/json.hpp"
 #include "oracle/prepared/case_file.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
@@ -22,6 +24,11 @@ namespace fs = std::filesystem;
 using tensors::FileTensor;
 using tensors::MappedFile;
 using tensors::SafetensorsFile;
+
+// A rank's answer is not there.
+struct Unanswered : BadInput {
+  using BadInput::BadInput;
+};
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -52,6 +59,31 @@ void same_case(const SafetensorsFile& file, const std::string& digest, int rank)
            fmt::format("that of rank {}", said->second));
 }
 
+// A program may say which run it was, in the same words on every rank.
+void same_run(const std::vector<std::unique_ptr<SafetensorsFile>>& answers) {
+  const auto run_of = [](const SafetensorsFile& file) -> const std::string* {
+    const auto said = file->metadata().find("run");
+    return said == file->metadata().end() ? nullptr : &said->second;
+  };
+  const SafetensorsFile* first = nullptr;
+  for (const auto& file : answers) {
+    if (!run_of(*file)) continue;
+    if (!first) first = file.get();
+    if (*run_of(*file) == *run_of(*first)) continue;
+    refuse(file->file().path(),
+           fmt::format("the run {} of {}", in_quotes(*run_of(*first)),
+                       fs::path(first->file().path()).filename().string()),
+           fmt::format("{}: answers of two runs are mixed, run the program again",
+                       in_quotes(*run_of(*file))));
+  }
+}
+
+// A foreign program's buffers are its own: of a NaN no more is known than that it came back.
+void say_what_files_know(CheckResult& result) {
+  for (Finding& f : result.findings)
+    if (f.means == means_of_nan) f.means = "NaN was returned";
+}
+
 void same_kind(const std::string& path, const FileTensor& t, DType dtype,
                const std::vector<int64_t>& shape) {
   if (t.dtype == dtype && t.shape == shape) return;
@@ -70,6 +102,19 @@ void each_named(const Plan& plan, bool given, Visit visit) {
         visit(p, s, n);
 }
 
+// Names of checks, each once, by what they have in common; in the order in which they came.
+struct ByReason {
+  std::vector<std::pair<std::string, std::vector<std::string>>> entries;
+
+  void add(const std::string& why, const std::string& check) {
+    auto known =
+        std::find_if(entries.begin(), entries.end(), [&](auto& e) { return e.first == why; });
+    if (known == entries.end()) known = entries.insert(known, {why, {}});
+    auto& checks = known->second;
+    if (std::find(checks.begin(), checks.end(), check) == checks.end()) checks.push_back(check);
+  }
+};
+
 // The files of a case, looked at and not yet judged.
 class Opened {
  public:
@@ -77,6 +122,7 @@ class Opened {
       : folder_(folder), case_(read_case(folder, registry)) {
     for (int r = 0; r < ranks(); ++r) look_at_input(r);
     for (int r = 0; r < ranks(); ++r) look_at_output(r);
+    same_run(out_);
     find_returned();
   }
 
@@ -103,18 +149,11 @@ class Opened {
 
   // "ledger, lockstep of files (they hold results and no calls)", a text for each reason.
   std::vector<std::string> unasked() const {
-    std::vector<std::pair<std::string, std::string>> by_reason;
-    for (const Unasked& u : plan().unasked) {
-      auto known = std::find_if(by_reason.begin(), by_reason.end(),
-                                [&](auto& r) { return r.first == u.why; });
-      if (known == by_reason.end())
-        by_reason.emplace_back(u.why, u.check);
-      else
-        known->second += ", " + u.check;
-    }
+    ByReason by_reason;
+    for (const Unasked& u : plan().unasked) by_reason.add(u.why, u.check);
     std::vector<std::string> texts;
-    for (const auto& [why, checks] : by_reason)
-      texts.push_back(fmt::format("{} of files: {}", checks, why));
+    for (const auto& [why, checks] : by_reason.entries)
+      texts.push_back(fmt::format("{} of files: {}", fmt::join(checks, ", "), why));
     return texts;
   }
   const std::string& digest() const { return case_.digest; }
@@ -149,6 +188,11 @@ class Opened {
 
   void look_at_output(int rank) {
     const std::string path = fs::path(folder_) / out_file(rank);
+    if (std::error_code error; !fs::exists(path, error))
+      throw Unanswered(
+          fmt::format("{}: expected the answer of rank {}, met nothing there; run the program on "
+                      "this folder",
+                      path, rank));
     auto file = std::make_unique<SafetensorsFile>(path);
     same_case(*file, case_.digest, rank);
     std::set<std::string> known;
@@ -263,8 +307,12 @@ class Opened {
       why =
           "the program returned none of its arguments; saved under their own names, they are "
           "compared";
-    if (why.empty()) return check_named(check).judge(e);
     CheckResult result;
+    if (why.empty()) {
+      result = check_named(check).judge(e);
+      say_what_files_know(result);
+      return result;
+    }
     result.check = check;
     result.verdict = Verdict::skipped;
     result.note = why;
@@ -278,7 +326,8 @@ class Opened {
   int64_t arguments_ = 0;       // that were returned
 };
 
-std::vector<std::unique_ptr<Opened>> open_all(const std::string& folder, const Registry& registry) {
+std::vector<std::unique_ptr<Opened>> open_all(const std::string& folder, const Registry& registry,
+                                              std::vector<std::string>* unanswered) {
   std::vector<std::unique_ptr<Opened>> all;
   if (!is_battery(folder)) {
     all.push_back(std::make_unique<Opened>(folder, registry));
@@ -286,19 +335,30 @@ std::vector<std::unique_ptr<Opened>> open_all(const std::string& folder, const R
   }
   for (const Member& m : read_battery(folder)) {
     const std::string path = fs::path(folder) / m.folder;
-    all.push_back(std::make_unique<Opened>(path, registry));
+    try {
+      all.push_back(std::make_unique<Opened>(path, registry));
+    } catch (const Unanswered& e) {
+      if (!unanswered) throw;
+      unanswered->push_back(e.what());
+      continue;
+    }
     if (all.back()->digest() != m.digest)
       refuse(fs::path(path) / case_name,
              fmt::format("the case {} of the battery ({})", m.digest, m.line),
              fmt::format("{}; folders of two batteries are mixed", all.back()->digest()));
   }
+  if (all.empty() && unanswered && !unanswered->empty()) throw BadInput(unanswered->front());
   return all;
 }
 
-void close_lanes(Report& report) {
+// A lane is proven by an answer to all of its cases, in full.
+void close_lanes(Report& report, size_t unanswered) {
   std::map<std::string, std::string> reasons;
   for (const CaseResult& c : report.cases) {
     std::string& reason = reasons[c.lane];
+    if (unanswered > 0)
+      reason =
+          fmt::format("{} of {} cases not answered", unanswered, unanswered + report.cases.size());
     for (const CheckResult& check : c.checks)
       if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
   }
@@ -308,13 +368,13 @@ void close_lanes(Report& report) {
 }  // namespace
 
 Report judge_folder(const std::string& folder, const Options& options, const Registry& registry,
-                    Progress& progress) {
+                    Progress& progress, std::vector<std::string>* unanswered) {
   const double begin = now();
   Report report;
   report.command = options.command;
   report.program = options.program;
   report.versions = versions();
-  auto cases = open_all(folder, registry);
+  auto cases = open_all(folder, registry, unanswered);
   // A case of a battery that owes none of the checks asked for has nothing to say.
   if (!options.checks.empty())
     std::erase_if(cases, [&](const auto& c) { return !c->owes_one_of(options.checks); });
@@ -332,10 +392,21 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
     progress.tick();
     opened.reset();  // its files are closed
   }
-  close_lanes(report);
+  close_lanes(report, unanswered ? unanswered->size() : 0);
   report.wall_seconds = now() - begin;
-  report.complete = !interrupted();
+  report.complete = !interrupted() && (!unanswered || unanswered->empty());
   return report;
+}
+
+std::vector<std::string> not_judged(const Report& report) {
+  ByReason skipped;
+  for (const CaseResult& c : report.cases)
+    for (const CheckResult& check : c.checks)
+      if (check.verdict == Verdict::skipped) skipped.add(check.note, check.check);
+  std::vector<std::string> texts;
+  for (const auto& [why, checks] : skipped.entries)
+    texts.push_back(fmt::format("{} ({})", fmt::join(checks, ", "), why));
+  return texts;
 }
 
 }  // namespace shardproof::prepared

@@ -1,6 +1,7 @@
 // Judging what a foreign program left: the records of ranks come from files in place of ranks.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "oracle/gate.hpp"
 
@@ -9,6 +10,14 @@ namespace shardproof::prepared {
 // The case or the battery of a folder. Every file is looked at before anything is judged. Throws
 // BadInput: a file or a folder that is missing, cut short, made for another case, edited; a tensor
 // of another name, shape or dtype.
-Report judge_folder(const std::string& folder, const Options&, const Registry&, Progress&);
+//
+// `unanswered`: where it is given, cases of a battery that a rank has not answered get a line
+// there, the others are judged, and the report is not complete. A battery without any answer is
+// refused.
+Report judge_folder(const std::string& folder, const Options&, const Registry&, Progress&,
+                    std::vector<std::string>* unanswered = nullptr);
+
+// "adjoint, accumulate (the program did not return shot1/...)": skipped checks, a text a reason.
+std::vector<std::string> not_judged(const Report&);
 
 }  // namespace shardproof::prepared

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <set>
@@ -36,6 +37,31 @@ void holds_no(const char* name, const std::string& folder) {
         name, folder));
 }
 
+bool is_answer(const std::string& name) {
+  const std::string_view head = "rank", tail = ".out.safetensors";
+  if (name.size() <= head.size() + tail.size()) return false;
+  if (!name.starts_with(head) || !name.ends_with(tail)) return false;
+  return std::all_of(name.begin() + std::ptrdiff_t(head.size()),
+                     name.end() - std::ptrdiff_t(tail.size()),
+                     [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// A case may be prepared again with the same digest: an answer from before would pass for a new
+// one.
+void remove_answers(const std::string& folder) {
+  std::vector<fs::path> old;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (is_answer(entry.path().filename())) old.push_back(entry.path());
+  for (const fs::path& path : old) {
+    std::error_code error;
+    if (fs::remove(path, error); error)
+      throw BadInput(
+          fmt::format("{}: expected an answer that can be removed before the case is prepared "
+                      "again, met {}; remove it",
+                      path.string(), error.message()));
+  }
+}
+
 void write_inputs(const Plan& plan, int rank, const std::string& path, const std::string& digest) {
   std::vector<tensors::TensorToWrite> tensors;
   for (const Pass& pass : plan.passes)
@@ -49,6 +75,7 @@ void write_inputs(const Plan& plan, int rank, const std::string& path, const std
 }
 
 Member write_case(const Plan& plan, const std::string& folder) {
+  remove_answers(folder);
   const std::string digest = case_digest(plan);
   std::vector<std::string> files;
   for (int r = 0; r < plan.evidence.mesh.world(); ++r) {

@@ -8,7 +8,8 @@
 
 namespace shardproof::prepared {
 
-// Everything that can be refused is refused before anything is written; case.json comes last.
+// Everything that can be refused is refused before anything is written; answers that lie in the
+// folder are removed; case.json comes last.
 // Throws BadInput, and Infrastructure where a file cannot be written.
 Member prepare_case(const Case&, const std::vector<std::string>& only, const std::string& folder,
                     const Registry&);

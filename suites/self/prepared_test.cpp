@@ -160,6 +160,11 @@ TEST_F(Prepared, NaNIsAFailedCheckAndNoBadFile) {
   const Report report = judged(folder, families());
   EXPECT_EQ(exit_code(report), 1);
   EXPECT_EQ(with(report, Verdict::failed), std::vector<std::string>{"forward"});
+  for (const CheckResult& c : report.cases[0].checks)
+    if (c.check == "forward") {
+      // Nothing is known of the program's buffers.
+      EXPECT_EQ(c.findings.at(0).means, "NaN was returned");
+    }
 }
 
 // ---- Parts of an answer
@@ -175,6 +180,19 @@ TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
             (std::vector<std::string>{"forward", "gradient", "replica"}));
   EXPECT_EQ(with(report, Verdict::skipped),
             (std::vector<std::string>{"adjoint", "memory", "accumulate"}));
+  const Plan plan = read_case(folder, families()).plan;
+  const auto first_of = [&](const std::string& check) {
+    for (const Pass& p : plan.passes)
+      if (p.name.starts_with(check + ":")) return p.steps[0].prefix;
+    return std::string("none");
+  };
+  EXPECT_EQ(
+      not_judged(report),
+      (std::vector<std::string>{
+          fmt::format("adjoint (the program did not return {}...)", first_of("adjoint")),
+          "memory (the program returned none of its arguments; saved under their own names, "
+          "they are compared)",
+          fmt::format("accumulate (the program did not return {}...)", first_of("accumulate"))}));
   EXPECT_FALSE(report.lanes.at(0).proven);
   EXPECT_NE(std::find(report.not_due.begin(), report.not_due.end(),
                       "ledger, lockstep of files: they hold results and no calls"),
@@ -282,6 +300,42 @@ TEST_F(Answered, FilesOfTwoRunsAreNotMixed) {
   expect_refused("rank1.in.safetensors", {"files of different cases are mixed"});
 }
 
+TEST_F(Answered, AnswersOfTwoRunsOfOneCaseAreNotMixed) {
+  const std::string digest = read_case(folder, families()).digest;
+  const auto say_run = [&](int rank, const tensors::Metadata& run) {
+    const std::string name = out_file(rank);
+    std::vector<TensorToWrite> all;
+    const tensors::SafetensorsFile file(path(name));
+    for (const tensors::FileTensor& t : file->tensors())
+      all.push_back(foreign::held(t.name, *t.dtype, t.shape, {t.bytes.begin(), t.bytes.end()}));
+    tensors::Metadata metadata = run;
+    metadata["case"] = digest;
+    tensors::write_safetensors(path(name), std::move(all), metadata);
+  };
+  say_run(1, {{"run", "77c1"}});
+  EXPECT_EQ(refusal(), "accepted");  // one that says nothing is compared with none
+  say_run(0, {{"run", "77c1"}});
+  EXPECT_EQ(refusal(), "accepted");
+  say_run(0, {{"run", "5f3a"}});
+  expect_refused("rank1.out.safetensors",
+                 {"expected the run '5f3a' of rank0.out.safetensors, met '77c1': answers of two "
+                  "runs are mixed, run the program again"});
+}
+
+// The same case has the same digest: what was answered before would pass for an answer to it.
+TEST_F(Answered, PreparingRemovesWhatWasAnsweredBefore) {
+  for (const char* name : {"rank7.out.safetensors", "rankx.out.safetensors", "mine.txt"})
+    write(name, "of another world");
+  prepare_case(parse("linear_row tp=2 sp=on", families()), {"forward", "gradient", "memory"},
+               folder, families());
+  for (const char* name :
+       {"rank0.out.safetensors", "rank1.out.safetensors", "rank7.out.safetensors"})
+    EXPECT_FALSE(fs::exists(path(name))) << name;
+  EXPECT_TRUE(fs::exists(path("rankx.out.safetensors")));
+  EXPECT_TRUE(fs::exists(path("mine.txt")));
+  expect_refused("rank0.out.safetensors", {"met nothing there"});
+}
+
 TEST_F(Answered, AnAnswerWithoutTheDigest) {
   tensors::write_safetensors(path("rank0.out.safetensors"), {});
   expect_refused("rank0.out.safetensors", {"'case' in __metadata__"});
@@ -320,6 +374,15 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   EXPECT_EQ(report.cases.size(), b.members.size());
   fs::remove(folder / b.members[2].folder / "rank0.out.safetensors");
   expect_refused(b.members[2].folder + "/rank0.out.safetensors", {"nothing there"});
+  foreign::Silent silent;
+  std::vector<std::string> unanswered;
+  const Report rest = judge_folder(folder, {}, families(), silent, &unanswered);
+  ASSERT_EQ(unanswered.size(), 1u);
+  EXPECT_EQ(unanswered[0].rfind(path(b.members[2].folder + "/rank0.out.safetensors"), 0), 0u);
+  EXPECT_EQ(rest.cases.size(), b.members.size() - 1);
+  EXPECT_FALSE(rest.complete);
+  EXPECT_FALSE(rest.lanes.at(0).proven);
+  EXPECT_NE(exit_code(rest), 0);
   fs::remove_all(folder / b.members[1].folder);
   expect_refused(b.members[1].folder + "/case.json", {"nothing there"});
 }
