@@ -667,7 +667,9 @@ class Gate {
     return std::count_if(due.begin(), due.end(), [&](const Due& d) { return d.what == what; });
   }
 
+  // What was under way when the run was interrupted ended by that: nobody is blamed, and nothing said.
   void keep(CaseResult result) {
+    if (interrupted() && !firing(result).empty()) return;
     if (!firing(result).empty()) {
       stop_ = true;
       failed_.insert(result.canonical);
@@ -677,6 +679,7 @@ class Gate {
     report_.cases.push_back(std::move(result));
   }
   void keep(ControlResult result) {
+    if (interrupted()) return;
     if (result.outcome == ControlResult::escaped || result.outcome == ControlResult::wrong_check) stop_ = true;
     if (sink_) return sink_->put(result);
     progress_.done(result);

@@ -27,9 +27,9 @@
 //   controls   one entry for each broken run:
 //     line (canonical, the witness) short control kind (operator; null: a named control) family
 //     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
-//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged) caught_by reason
-//     imitates ratio bound exact margin ("inf" where exact: any error is infinitely far above the
-//     bound) rank index where seconds replay
+//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged)
+//     caught_by reason imitates ratio bound exact margin ("inf" where exact: any error is
+//     infinitely far above the bound) rank index where seconds replay
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +42,7 @@
 
 #include "oracle/case.hpp"
 #include "oracle/comm/door.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_page.hpp"
@@ -201,12 +202,14 @@ ordered_json placement_of(const Report& report) {
   return all;
 }
 
+// An interrupted run ends with 130 whatever it had judged by then.
 std::string verdict_of(int code) {
+  if (code == 130) return "interrupted";
   return code == 0 ? "passed" : code == 1 ? "failed" : "no judgement";
 }
 
 ordered_json head_of(const Report& report) {
-  const int code = exit_code(report);
+  const int code = interrupted() ? 130 : exit_code(report);
   ordered_json j;
   j["schema"] = report_schema;
   j["complete"] = report.complete;

@@ -46,7 +46,7 @@ const plural = (n, word) => `${integer(n)} ${word}${n === 1 ? '' : 's'}`;
 
 function tone(word) {
   if (/^(passed|caught|no drift)$/i.test(word)) return 'good';
-  return /^(skipped|vacuous|untested|equivalent|no judgement)$/i.test(word) ? 'odd' : 'bad';
+  return /^(skipped|vacuous|untested|equivalent|no judgement|interrupted)$/i.test(word) ? 'odd' : 'bad';
 }
 const tag = word => el('span', {class: 'tag ' + tone(word)}, word.replace('_', ' '));
 
