@@ -214,11 +214,13 @@ Refusal rows(const Case& line) {
 
 Refusal masks(const Case& line) {
   const Window w = window_of(line);
+  const double softcap = number_of(line, "softcap", 0);
   return first_refusal(
       when(w.left < -1 || w.right < -1, "a window of 0 tokens or more to each side, or -1",
            said(line, "window"), "write window=left,right with -1 for no limit"),
-      when(number_of(line, "softcap", 0) < 0, "softcap of 0 (none) or more", said(line, "softcap"),
-           "leave it out for none"),
+      // Less is 0 in f32, or makes s/c infinite there.
+      when(softcap != 0 && softcap < 1e-6, "softcap of 0 (none), or 1e-6 and more",
+           said(line, "softcap"), "leave it out for none"),
       when(!documents_of(line).empty() && documents_of(line, "kv_docs").empty() &&
                at_or(line, "kv_tokens", line.at("tokens")) != line.at("tokens"),
            "kv_docs where packed documents have other counts of keys than of queries",

@@ -21,6 +21,27 @@
 namespace shardproof {
 namespace contexts {
 
+namespace {
+
+// Tokens count no further than an extent may go, so that sums of a few of them are exact.
+constexpr int64_t most_tokens = 1 << 24;
+
+bool small(const std::vector<int64_t>& list, bool in_all) {
+  int64_t sum = 0;
+  for (const int64_t n : list) {
+    if (n < -most_tokens || n > most_tokens) return false;
+    sum += std::max<int64_t>(n, 0);
+    if (in_all && sum > most_tokens) return false;
+  }
+  return true;
+}
+
+std::string too_large(bool in_all) {
+  return fmt::format(", at most {}{}", most_tokens, in_all ? " each and in all" : " each");
+}
+
+}  // namespace
+
 Key list_key(const char* name, size_t entries, const char* help) {
   Key k{name, "", help};
   k.valid = [name, entries](std::string_view text) -> std::string {
@@ -29,7 +50,8 @@ Key list_key(const char* name, size_t entries, const char* help) {
                                      : "integers with a comma between them, such as 7,1,10";
     try {
       const auto list = parse_list(name, text);
-      return entries && list.size() != entries ? expected : "";
+      if (entries && list.size() != entries) return expected;
+      return small(list, entries == 0) ? "" : expected + too_large(entries == 0);
     } catch (const BadInput&) {
       return expected;
     }
@@ -40,16 +62,27 @@ Key list_key(const char* name, size_t entries, const char* help) {
   return k;
 }
 
-Key number_key(const char* name, const char* help) {
+Key number_key(const char* name, double least, double most, const char* help) {
   Key k{name, "", help};
-  k.valid = [](std::string_view text) -> std::string {
+  k.valid = [least, most](std::string_view text) -> std::string {
+    if (text.empty()) return "";
     const std::string word(text);
     char* end = nullptr;
     const double value = std::strtod(word.c_str(), &end);
-    return *end == 0 && std::isfinite(value) ? "" : "a finite number such as 2.5";
+    return end != word.c_str() && *end == 0 && value >= least && value <= most
+               ? ""
+               : fmt::format("a number from {:g} to {:g}, such as 2.5", least, most);
   };
   return k;
 }
+
+// Scores and their gradients, which the scale multiplies, stay far inside the range of f32.
+Key scale_key() {
+  return number_key("scale", -1e6, 1e6, "of the scores; left out: 1/sqrt(head_dim)");
+}
+
+// base^(-2i/d) is a frequency only where the base is positive; at 1e-6 and more it fits f32.
+Key base_key() { return number_key("base", 1e-6, 1e12, "of the angles; left out: 10000"); }
 
 std::string sum_of_list(const Case& c, const char* key) {
   int64_t sum = 0;
@@ -423,8 +456,7 @@ std::vector<Key> keys(Strategy strategy) {
            extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv_heads_key(alltoall),
            replicated::copies_key(), extent("head_dim", "3", 1, "features of a query or key head"),
            v_dim, mask_keys()[0], mask_keys()[1],
-           number_key("softcap", "c of c tanh(S/c); left out: none"),
-           number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
+           number_key("softcap", -1e6, 1e6, "c of c tanh(S/c); left out: none"), scale_key(),
            toggle("lse_grad", "off", "a cotangent on lse as well")})
     list.push_back(std::move(k));
   if (strategy == Strategy::hierarchical) {
@@ -526,6 +558,7 @@ std::vector<std::string> illegal_of(const std::string& name) {
                           "tp=4 heads=12 kv_heads=3",
                           "tp=2 heads=8 kv_heads=4 kv_replicas=2",
                           "cp=2 softcap=-1",
+                          "cp=2 softcap=1e-320",
                           "cp=2 docs=7,1,8 seq=8 batch=2"});
 }
 

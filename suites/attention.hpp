@@ -16,7 +16,9 @@ namespace shardproof::contexts {
 // tokens seq batch docs layout.
 std::vector<Key> token_keys(const char* tokens);
 Key list_key(const char* name, size_t entries, const char* help);  // entries 0: any number
-Key number_key(const char* name, const char* help);
+Key number_key(const char* name, double least, double most, const char* help);
+Key scale_key();  // of scores
+Key base_key();   // of rotary angles
 
 bool packed(const Case&);
 int64_t ranks(const Case&);               // of cp

@@ -160,9 +160,7 @@ std::vector<Key> keys() {
        {extent("hidden", "10", 1, "features of x and y"),
         extent("heads", "8", 1, "query heads, cut over tp"), contexts::kv_heads_key(false),
         extent("head_dim", "4", 1, "features of a head, turned in pairs"), contexts::mask_keys()[0],
-        contexts::mask_keys()[1],
-        contexts::number_key("scale", "of the scores; left out: 1/sqrt(head_dim)"),
-        contexts::number_key("base", "of the angles; left out: 10000"), core,
+        contexts::mask_keys()[1], contexts::scale_key(), contexts::base_key(), core,
         toggle("bias", "on", "b_qkv and b_out"), replicated::sp_key(), replicated::reduce_key(),
         microbatches_key()})
     list.push_back(k);

@@ -57,7 +57,7 @@ std::vector<Key> rotary_keys() {
   std::vector<Key> keys = token_keys("48");
   keys.push_back(extent("heads", "6", 1, "heads of x"));
   keys.push_back(extent("head_dim", "4", 1, "features of a head, turned in pairs (i, i + d/2)"));
-  keys.push_back(number_key("base", "of the angles; left out: 10000"));
+  keys.push_back(base_key());
   return keys;
 }
 
