@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
 
 #include "oracle/case.hpp"
+#include "oracle/report_parts.hpp"
 
 namespace shardproof::digest {
 namespace {
@@ -222,17 +224,30 @@ Digest whole(const Entry& e) {
   return total;
 }
 
-// "tp:S4,dp:I2": the axes with their kinds and ranks.
-std::string layout_text(const Entry& e) {
-  std::string text;
-  const auto& axes = e.lines[0]->axes;
-  for (size_t i = 0; i < axes.size(); ++i) {
-    int64_t ranks = 0;
-    for (const LogLine* l : e.lines) ranks = std::max(ranks, l->place[i] + 1);
-    text += fmt::format("{}{}:{}{}", i ? "," : "", axes[i].first, axes[i].second, ranks);
+// How many ranks each axis of a tensor has, over all steps of a log: in the step that lacks the
+// record of a last rank the layout is still that of the others.
+class Layouts {
+ public:
+  explicit Layouts(const Log& log) {
+    for (const LogLine& l : log.lines) {
+      Place& ranks = ranks_[{l.phase, l.tensor, l.axes}];
+      ranks.resize(l.axes.size());
+      for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = std::max(ranks[i], l.place[i] + 1);
+    }
   }
-  return text;
-}
+  // "tp:S4,dp:I2": the axes with their kinds and ranks.
+  std::string text(const Entry& e) const {
+    std::string text;
+    const auto& axes = e.lines[0]->axes;
+    const Place& ranks = ranks_.at({e.phase, e.tensor, axes});
+    for (size_t i = 0; i < axes.size(); ++i)
+      text += fmt::format("{}{}:{}{}", i ? "," : "", axes[i].first, axes[i].second, ranks[i]);
+    return text;
+  }
+
+ private:
+  std::map<std::tuple<std::string, std::string, decltype(LogLine::axes)>, Place> ranks_;
+};
 
 bool told_alike(const Entry& e, LogReport& r) {
   std::set<Place> places;
@@ -349,10 +364,30 @@ void judge_numbers(const Entry& e, LogReport& r) {
     }
 }
 
+void judge_entry(const Entry& e, LogReport& r) {
+  if (!told_alike(e, r)) return;
+  judge_copies(e, r);
+  judge_own_numbers(e, r);
+  judge_coverage(e, r);
+  judge_numbers(e, r);
+}
+
+// ---- Two logs
+
 struct Pair {
   Digest a{}, b{};
   std::string rank;  // place on the axes; "" where wholes are compared
 };
+
+// What a record says beside its digest belongs to it: equal values have equal counts.
+bool alike(const Digest& a, const Digest& b) {
+  return same(a, b) && a.elements == b.elements && a.nans == b.nans &&
+         a.infinities == b.infinities && a.negative_zeros == b.negative_zeros;
+}
+std::string counts_text(const Digest& d) {
+  return fmt::format("{} elements, {} NaN, {} infinite, {} -0", d.elements, d.nans, d.infinities,
+                     d.negative_zeros);
+}
 
 // In one layout rank by rank, copies too; else what the shards make together.
 Pair first_apart(const Entry& a, const Entry& b, bool one_layout) {
@@ -361,9 +396,48 @@ Pair first_apart(const Entry& a, const Entry& b, bool one_layout) {
   for (const LogLine* l : b.lines) in_b[l->place] = l;
   for (const LogLine* l : a.lines)
     if (const auto at = in_b.find(l->place);
-        at != in_b.end() && !same(l->digest, at->second->digest))
+        at != in_b.end() && !alike(l->digest, at->second->digest))
       return {l->digest, at->second->digest, place_text(*l)};
   return {};
+}
+
+// The first record of `here` that `there` lacks; nullptr: none.
+const LogLine* first_lacking(const Entry& here, const Entry& there) {
+  std::set<Place> places;
+  for (const LogLine* l : there.lines) places.insert(l->place);
+  for (const LogLine* l : here.lines)
+    if (!places.contains(l->place)) return l;
+  return nullptr;
+}
+
+using TensorOfPhase = std::pair<std::string, std::string>;
+
+// What of `here` is missing in `there`, in a step that both hold: a tensor that `there` logs at
+// other steps. In its last step it may have been ended before that record.
+void note_lacking_tensors(const Log& log_here, const std::vector<Entry>& here, const Log& log_there,
+                          const std::vector<Entry>& there, LogReport& r) {
+  std::set<TensorOfPhase> logged;
+  std::set<int64_t> steps;
+  std::set<std::tuple<int64_t, std::string, std::string>> known;
+  for (const Entry& e : there) {
+    logged.insert({e.phase, e.tensor});
+    steps.insert(e.step);
+    known.insert({e.step, e.phase, e.tensor});
+  }
+  int64_t last = 0, missing = 0;
+  for (const LogLine& l : log_there.lines) last = std::max(last, l.step);
+  for (const Entry& e : here) {
+    if (e.step > last || known.contains({e.step, e.phase, e.tensor})) continue;
+    ++missing;
+    if (r.refused.empty() && e.step < last && steps.contains(e.step) &&
+        logged.contains({e.phase, e.tensor}))
+      r.refused = fmt::format(
+          "--logs: expected the same records in both, met step {}, phase {}: {} of {} is not in {}",
+          e.step, e.phase, e.tensor, log_here.path, log_there.path);
+  }
+  if (missing > 0)
+    r.notes.push_back(
+        fmt::format("{} records of {} are not in {}", missing, log_here.path, log_there.path));
 }
 
 // Values that were only moved owe equal bits in every layout, and so do integers.
@@ -434,6 +508,12 @@ Log parse_log(const std::string& text, const std::string& path) {
 }
 
 Log read_log(const std::string& path) {
+  // A pipe of that name would wait for its writer.
+  std::error_code ignored;
+  if (const auto status = std::filesystem::status(path, ignored);
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw BadInput(fmt::format("--logs: expected a regular file, met '{}', which is {}", path,
+                               std::filesystem::is_directory(status) ? "a folder" : "none"));
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   if (in) text << in.rdbuf();
@@ -448,71 +528,122 @@ LogReport judge_log(const Log& log) {
   note_unfinished(log, entries, r);
   r.tensors = int64_t(entries.size());
   r.steps = steps_in(entries);
-  for (const Entry& e : entries) {
-    if (!told_alike(e, r)) continue;
-    judge_copies(e, r);
-    judge_own_numbers(e, r);
-    judge_coverage(e, r);
-    judge_numbers(e, r);
-  }
+  for (const Entry& e : entries) judge_entry(e, r);
   return r;
 }
 
-LogReport compare_logs(const Log& a, const Log& b, bool exact) {
-  LogReport r;
-  auto of_a = entries_of(a), of_b = entries_of(b);
-  note_ends(a, r), note_ends(b, r);
-  const int64_t ends[] = {of_a.back().step, of_b.back().step}, last = std::min(ends[0], ends[1]);
-  note_unfinished(a, of_a, r), note_unfinished(b, of_b, r);
-  r.steps = std::min(steps_in(of_a), steps_in(of_b));
-  std::map<std::tuple<int64_t, std::string, std::string>, const Entry*> in_b;
-  for (const Entry& e : of_b) in_b[{e.step, e.phase, e.tensor}] = &e;
-  if (ends[0] != ends[1])
-    r.notes.push_back(
-        fmt::format("{} ends at step {}, {} at step {}", a.path, ends[0], b.path, ends[1]));
-  int64_t missing = 0;
-  for (const Entry& e : of_a) {
-    const auto found = in_b.find({e.step, e.phase, e.tensor});
-    if (found == in_b.end()) {
-      missing += e.step <= last;
-      continue;
+namespace {
+
+class Comparison {
+ public:
+  Comparison(const Log& a, const Log& b, bool exact)
+      : a_(a), b_(b), exact_(exact), of_a_(entries_of(a)), of_b_(entries_of(b)) {}
+
+  LogReport made() {
+    note_ends(a_, r_), note_ends(b_, r_);
+    const int64_t ends[] = {of_a_.back().step, of_b_.back().step};
+    note_unfinished(a_, of_a_, r_), note_unfinished(b_, of_b_, r_);
+    r_.steps = std::min(steps_in(of_a_), steps_in(of_b_));
+    if (ends[0] != ends[1])
+      r_.notes.push_back(
+          fmt::format("{} ends at step {}, {} at step {}", a_.path, ends[0], b_.path, ends[1]));
+    std::map<std::tuple<int64_t, std::string, std::string>, const Entry*> in_b;
+    for (const Entry& e : of_b_) in_b[{e.step, e.phase, e.tensor}] = &e;
+    for (const Entry& e : of_a_) {
+      const auto found = in_b.find({e.step, e.phase, e.tensor});
+      if (found == in_b.end()) {
+        judge(e, a_);
+        continue;
+      }
+      ++r_.tensors;
+      const size_t before = r_.findings.size();
+      compare(e, *found->second);
+      // What both logs show is told once.
+      if (r_.findings.size() == before) judge(e, a_);
+      if (r_.findings.size() == before) judge(*found->second, b_);
+      in_b.erase(found);
     }
-    ++r.tensors;
-    const Entry& other = *found->second;
+    for (const Entry& e : of_b_)
+      if (in_b.contains({e.step, e.phase, e.tensor})) judge(e, b_);
+    std::stable_sort(r_.findings.begin(), r_.findings.end(),
+                     [](const LogFinding& x, const LogFinding& y) { return x.step < y.step; });
+    note_lacking_tensors(a_, of_a_, b_, of_b_, r_);
+    note_lacking_tensors(b_, of_b_, a_, of_a_, r_);
+    if (r_.tensors == 0)
+      throw BadInput(
+          fmt::format("--logs: expected two logs of the same tensors, met {} and {}, "
+                      "which share no step, phase and tensor",
+                      a_.path, b_.path));
+    return std::move(r_);
+  }
+
+ private:
+  // As the only log there is.
+  void judge(const Entry& e, const Log& log) {
+    const size_t before = r_.findings.size();
+    judge_entry(e, r_);
+    for (size_t i = before; i < r_.findings.size(); ++i)
+      r_.findings[i].what = log.path + ": " + r_.findings[i].what;
+  }
+
+  void refuse(std::string why) {
+    if (r_.refused.empty()) r_.refused = std::move(why);
+  }
+  void require_places(const Entry& here, const Log& log_here, const Entry& there,
+                      const Log& log_there) {
+    if (const LogLine* l = first_lacking(here, there))
+      refuse(
+          fmt::format("--logs: expected the same records in both, met step {}, phase {}: {} of "
+                      "{} is in {} and not in {}",
+                      l->step, l->phase, place_text(*l), l->tensor, log_here.path, log_there.path));
+  }
+
+  void compare(const Entry& e, const Entry& other) {
     if (!e.lines[0]->comparable_with(*other.lines[0])) {
-      r.findings.push_back(finding(e, "the logs hash it in another dtype, mode or unit",
-                                   "digests of different kinds say nothing about each other"));
-      continue;
+      r_.findings.push_back(finding(e, "the logs hash it in another dtype, mode or unit",
+                                    "digests of different kinds say nothing about each other"));
+      return;
     }
-    const std::string of_layout = layout_text(e), of_other = layout_text(other);
-    const auto [x, y, rank] = first_apart(e, other, of_layout == of_other);
-    if (same(x, y)) continue;
-    if (!exact && x.elements == y.elements && of_layout != of_other && may_round(e)) {
-      if (r.refused.empty())
-        r.refused = fmt::format(
-            "--logs: expected runs of one layout, or values that owe equal bits in any (phase init "
-            "or input, integers, exact sums said by --exact), met step {}, phase {}, tensor {} as "
-            "{} in {} and {} in {}: sums in another order round to other bits, so that their "
-            "digests differ in right runs too",
-            e.step, e.phase, e.tensor, of_layout, a.path, of_other, b.path);
-      continue;
+    const std::string of_layout = in_a_.text(e), of_other = in_b_.text(other);
+    const bool one_layout = of_layout == of_other;
+    if (one_layout) {
+      require_places(e, a_, other, b_);
+      require_places(other, b_, e, a_);
     }
-    r.findings.push_back(
-        finding(e, fmt::format("{} {}, {} {}", a.path, text(x), b.path, text(y)),
+    const auto [x, y, rank] = first_apart(e, other, one_layout);
+    if (one_layout ? alike(x, y) : same(x, y)) return;
+    if (!exact_ && x.elements == y.elements && !one_layout && may_round(e)) {
+      refuse(fmt::format(
+          "--logs: expected runs of one layout, or values that owe equal bits in any (phase init "
+          "or input, integers, exact sums said by --exact), met step {}, phase {}, tensor {} as "
+          "{} in {} and {} in {}: sums in another order round to other bits, so that their "
+          "digests differ in right runs too",
+          e.step, e.phase, e.tensor, of_layout, a_.path, of_other, b_.path));
+      return;
+    }
+    const auto told = [&](const Digest& d) { return same(x, y) ? counts_text(d) : text(d); };
+    r_.findings.push_back(
+        finding(e, fmt::format("{} {}, {} {}", a_.path, told(x), b_.path, told(y)),
                 x.elements != y.elements
                     ? fmt::format("the runs do not hold the same tensor: {} and {} elements",
                                   x.elements, y.elements)
-                    : "the runs part here; everything that the logs hold before it is equal",
+                : same(x, y) ? "equal digests with other counts: a record is not as it was written"
+                             : "the runs part here; everything that the logs hold before it is "
+                               "equal",
                 rank));
   }
-  if (missing > 0)
-    r.notes.push_back(fmt::format("{} records of {} are not in {}", missing, a.path, b.path));
-  if (r.tensors == 0)
-    throw BadInput(
-        fmt::format("--logs: expected two logs of the same tensors, met {} and {}, "
-                    "which share no step, phase and tensor",
-                    a.path, b.path));
-  return r;
+
+  const Log &a_, &b_;
+  const bool exact_;
+  std::vector<Entry> of_a_, of_b_;
+  const Layouts in_a_{a_}, in_b_{b_};
+  LogReport r_;
+};
+
+}  // namespace
+
+LogReport compare_logs(const Log& a, const Log& b, bool exact) {
+  return Comparison(a, b, exact).made();
 }
 
 std::string log_text(const LogReport& r, const std::vector<Log>& logs) {

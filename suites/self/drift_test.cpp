@@ -594,6 +594,86 @@ TEST(DriftLog, AnotherLayoutOfTheSameTensorIsTheSame) {
   EXPECT_TRUE(digest::compare_logs(one, two).findings.empty());
 }
 
+std::string without(std::string text, const std::string& piece) {
+  const size_t at = text.find(piece);
+  EXPECT_NE(at, std::string::npos);
+  return text.erase(at, piece.size());
+}
+
+// What one log lacks mid-run is no agreement, in either order, whichever rank it is of.
+TEST(DriftLog, OfTwoRunsARecordThatOneLacksIsNamed) {
+  const auto all = digest::parse_log(step_of(0) + step_of(1) + step_of(2), "A");
+  const auto both_ways = [&](const digest::Log& cut, auto&& judge) {
+    judge(digest::compare_logs(all, cut));
+    judge(digest::compare_logs(cut, all));
+  };
+  // The first shard: those that are left begin at index 4.
+  const auto shard = digest::parse_log(
+      step_of(0) + without(step_of(1), record(1, "w", 0, 0, 1)) + step_of(2), "X");
+  both_ways(shard, [](const digest::LogReport& r) {
+    ASSERT_EQ(r.findings.size(), 1u);
+    EXPECT_EQ(r.findings[0].step, 1);
+    EXPECT_TRUE(r.findings[0].what.starts_with("X: the indices are not 0 to"))
+        << r.findings[0].what;
+  });
+  // The last shard, or a second copy: what is left could be a whole, but is not all there is.
+  for (const int dp : {0, 1}) {
+    const auto last = digest::parse_log(
+        step_of(0) + without(step_of(1), record(1, "w", 1, dp, 5)) + step_of(2), "X");
+    both_ways(last, [&](const digest::LogReport& r) {
+      EXPECT_TRUE(r.findings.empty());
+      const std::string told =
+          "step 1, phase backward: tp=1,dp=" + std::to_string(dp) + " of w is in A and not in X";
+      EXPECT_NE(r.refused.find(told), std::string::npos) << r.refused;
+    });
+  }
+  // The last of two copies: in that step the layout could be one of a single rank.
+  const auto two_copies = [](int64_t step) {
+    return record(step, "w", 0, 0, 1) + record(step, "w", 0, 1, 1);
+  };
+  const auto one = digest::compare_logs(
+      digest::parse_log(two_copies(0) + two_copies(1) + two_copies(2), "A"),
+      digest::parse_log(two_copies(0) + record(1, "w", 0, 0, 1) + two_copies(2), "X"));
+  EXPECT_NE(one.refused.find("tp=0,dp=1 of w is in A and not in X"), std::string::npos);
+  // A tensor on all ranks.
+  const auto tensor = digest::parse_log(
+      step_of(0) + record(1, "v", 0, 0, 1) + record(1, "v", 1, 0, 1) + step_of(2), "X");
+  both_ways(tensor, [](const digest::LogReport& r) {
+    EXPECT_NE(r.refused.find("step 1, phase backward: w of A is not in X"), std::string::npos)
+        << r.refused;
+  });
+  // Where a run only ended earlier nothing is lost.
+  both_ways(digest::parse_log(step_of(0) + step_of(1), "X"), [](const digest::LogReport& r) {
+    EXPECT_TRUE(r.findings.empty() && r.refused.empty()) << r.refused;
+  });
+}
+
+TEST(DriftLog, OfTwoRunsEachIsJudgedAlone) {
+  const std::string all = step_of(0) + step_of(1) + step_of(2);
+  const auto a = digest::parse_log(all, "A");
+  const auto first = [&](const std::string& text) {
+    const auto x = digest::parse_log(text, "X");
+    const auto one = digest::compare_logs(a, x), other = digest::compare_logs(x, a);
+    EXPECT_EQ(one.findings.size(), 1u);
+    EXPECT_EQ(other.findings.size(), 1u);
+    return one.findings.empty() || other.findings.empty() || one.findings[0].step != 1
+               ? ""
+               : one.findings[0].what;
+  };
+  const std::string repeated = record(1, "w", 1, 1, 5);
+  EXPECT_EQ(first(step_of(0) + step_of(1) + repeated + step_of(2)), "X: line 9 repeats a rank");
+  // The counts of one record of step 1, the second copy's first shard, are others.
+  const auto counted = [&](const std::string& from, const std::string& to) {
+    std::string text = all;
+    const size_t at = text.find(from, text.find("step=1", text.find("rank=0,1")));
+    return first(text.replace(text.find(from, text.find("rank=0,1", at)), from.size(), to));
+  };
+  EXPECT_EQ(counted(" nan=0", " nan=3"),
+            "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 4 elements, 3 NaN, 0 infinite, 0 -0");
+  EXPECT_EQ(counted("elements=4", "elements=0"),
+            "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 0 elements, 0 NaN, 0 infinite, 0 -0");
+}
+
 TEST(DriftLog, ATruncatedLogIsReadToItsLastWholeRecord) {
   const std::string all = step_of(0) + step_of(1) + step_of(2, 9);
   const std::string cut = all.substr(0, all.size() - 30);
