@@ -68,6 +68,7 @@ class Comparison {
     controls();
     lanes();
     whole();
+    what_was_judged();
     for (auto* list : {&diff_.lost, &diff_.worse, &diff_.changed, &diff_.gained})
       std::stable_sort(list->begin(), list->end(), [](const Change& a, const Change& b) {
         return std::pair(order(a.what), -a.weight) < std::pair(order(b.what), -b.weight);
@@ -98,6 +99,17 @@ class Comparison {
       diff_.lost.push_back(c);
     else
       better_or_other(after_.verdict).push_back(c);
+  }
+
+  // What NEW did not judge is not kept: it ended early, or judged nothing that OLD did.
+  void what_was_judged() {
+    if (!after_.complete)
+      diff_.lost.push_back({"run", "as a whole",
+                            before_.complete ? "ran to its end" : "did not run to its end",
+                            "did not run to its end", "", 0});
+    if (diff_.checks == 0 && !before_.checks.empty())
+      diff_.lost.push_back({"run", "as a whole", telling::number_of(diff_.only_old.checks, "check"),
+                            "none of these", "", 0});
   }
 
   void checks() {

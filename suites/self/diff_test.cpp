@@ -64,11 +64,13 @@ struct Given {
   Texts controls = {control("twin", "caught", "41.0")};
   Texts lanes = {lane("processes.np2", true)};
   std::string verdict = "passed", schema = "1";
+  bool complete = true;
   std::string text() const {
     return fmt::format(
-        R"({{"schema": {}, "complete": true, "verdict": "{}", "reasons": [], "program": "sp", "lanes": [{}],)"
+        R"({{"schema": {}, "complete": {}, "verdict": "{}", "reasons": [], "program": "sp", "lanes": [{}],)"
         R"( "cases": [{}], "controls": [{}]}})",
-        schema, verdict, fmt::join(lanes, ","), fmt::join(checks, ","), fmt::join(controls, ","));
+        schema, complete, verdict, fmt::join(lanes, ","), fmt::join(checks, ","),
+        fmt::join(controls, ","));
   }
 };
 
@@ -133,6 +135,20 @@ TEST_F(Diff, TheRunAsAWhole) {
   failed.checks.push_back(check("c tp=4", "forward", "failed"));
   EXPECT_TRUE(diff({}, failed).lost.empty());
   EXPECT_EQ(told(diff({}, failed).changed), (Texts{"run | as a whole | passed -> no judgement"}));
+}
+
+TEST_F(Diff, WhatWasNotJudgedIsNotKept) {
+  Given cut, other, none;
+  cut.complete = false;
+  EXPECT_EQ(told(diff({}, cut).lost),
+            (Texts{"run | as a whole | ran to its end -> did not run to its end"}));
+  EXPECT_EQ(told(diff(cut, cut).lost),
+            (Texts{"run | as a whole | did not run to its end -> did not run to its end"}));
+  EXPECT_TRUE(diff(cut, {}).lost.empty());
+  other.checks = {check("c tp=8", "forward", "passed")}, none.checks = {};
+  EXPECT_EQ(told(diff({}, other).lost), (Texts{"run | as a whole | 1 check -> none of these"}));
+  EXPECT_EQ(told(diff({}, none).lost), (Texts{"run | as a whole | 1 check -> none of these"}));
+  EXPECT_TRUE(diff(none, other).lost.empty());
 }
 
 TEST_F(Diff, RatiosThatGrewByThree) {
@@ -310,8 +326,7 @@ TEST(Traffic, AndCatchesCrossFromTheJobsOfAGate) {
   options.jobs = 2;
   const Report r = run_gate(options, registry, silent);
   ASSERT_GT(r.cases.size(), 10u);
-  for (const CaseResult& c : r.cases)
-    EXPECT_GE(c.calls, 0) << c.line;
+  for (const CaseResult& c : r.cases) EXPECT_GE(c.calls, 0) << c.line;
   size_t caught = 0;
   for (const ControlResult& c : r.controls)
     if (c.outcome == ControlResult::caught) {
