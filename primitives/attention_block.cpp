@@ -58,6 +58,11 @@ std::optional<Rejected> refused_attention_block(const Case& line) {
   const int64_t d = line.at("head_dim"), tp = line.ranks(Axis::tp);
   if (d % 2) return Rejected("an even head_dim", std::to_string(d), "features are turned in pairs");
   const ContextLine c(line);
+  const int64_t hidden = line.at("hidden"),
+                columns = (line.at("heads") + 2 * line.at("kv_heads")) * d;
+  if (auto refused = first_refusal(uncountable({c.rows, c.batch * line.ranks(Axis::dp), hidden}),
+                                   uncountable({columns, hidden})))
+    return refused;
   const int64_t own = c.rows / c.ranks;
   if (line.on("sp") && own % tp)
     return Rejected(

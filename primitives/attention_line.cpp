@@ -242,11 +242,8 @@ Refusal heads(const Case& line) {
 
 Refusal countable(const Case& line) {
   const ContextLine c(line);
-  const int64_t most = std::numeric_limits<int32_t>::max(), batch = at_or(line, "batch", 1),
-                widest = std::max(line.at("head_dim"), at_or(line, "v_dim", 0)),
-                n = std::max(c.rows, c.key_rows) * batch * line.at("heads") * widest * 2;
-  return when(n > most, "element counts up to 2147483647, the range of MPI's int",
-              std::to_string(n) + " elements in a whole operand", "choose smaller extents");
+  return uncountable({std::max(c.rows, c.key_rows), at_or(line, "batch", 1), line.at("heads"),
+                      std::max(line.at("head_dim"), at_or(line, "v_dim", 0)), 2});
 }
 
 // The cp nearest to the asked one by which both counts are divisible; of two the smaller.
@@ -259,6 +256,16 @@ int64_t nearest_legal(int64_t heads, int64_t kv_heads, int64_t asked) {
 }
 
 }  // namespace
+
+std::optional<Rejected> uncountable(std::initializer_list<int64_t> extents) {
+  constexpr double most = std::numeric_limits<int32_t>::max(), exact = 1LL << 53;
+  double n = 1;  // a product of five extents may leave int64_t
+  for (const int64_t extent : extents) n *= double(extent);
+  return when(
+      n > most, "element counts up to 2147483647, the range of MPI's int",
+      (n < exact ? std::to_string(int64_t(n)) : "more than 2^53") + " elements in a whole operand",
+      "choose smaller extents");
+}
 
 std::optional<Rejected> refused_context(const Case& line) {
   return first_refusal(axes(line), documents(line), rows(line));
