@@ -867,7 +867,10 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   write_json(words, drift_json(report, line, o, common.program));
   if (!common.report.empty())
     write_whole(common.report, "index.html", drift_html(report, line, o, common.program, common.command));
+  if (!report.log_fault.empty())
+    complain(fmt::format("--log: the log '{}' is not whole ({})", o.log, report.log_fault));
   if (interrupted()) return exit_interrupted;
+  if (!report.log_fault.empty()) return exit_no_judgement;
   return report.drifted() ? exit_failed : exit_passed;
 }
 

@@ -96,10 +96,15 @@ class Watch {
       throw BadInput(fmt::format("--log: expected a file that can be written, met '{}' ({})",
                                  options.log, std::strerror(errno)));
   }
-  ~Watch() {
-    if (log_) std::fclose(log_);
-  }
+  ~Watch() { close_log(); }
   Watch(const Watch&) = delete;
+
+  // A disk that is full may say so here only.
+  void close_log() {
+    if (!log_) return;
+    if (std::fclose(log_) != 0) note_log_fault();
+    log_ = nullptr;
+  }
 
   // The records of one step, one a rank. False: the run has ended.
   bool see(int64_t step, std::vector<ShotRecord> records) {
@@ -533,6 +538,10 @@ class Watch {
     }
   }
 
+  void note_log_fault() {
+    if (report_.log_fault.empty()) report_.log_fault = std::strerror(errno);
+  }
+
   void write_log(int64_t step) {
     if (!log_) return;
     static const char* const phases[] = {"backward", "gradient", "step", "init"};
@@ -558,9 +567,10 @@ class Watch {
           if (!t) continue;
           const auto hash = digest::hash_of(o.name, t->dtype);
           const Digest d = words<Digest>(r, digest_of + tag, k, is_gradient(tag));
-          shardproof_digest_write(log_, step, phases[tag], o.name.c_str(),
-                                  axes.empty() ? "none:I" : axes.c_str(),
-                                  place.empty() ? "0" : place.c_str(), &hash, &d);
+          if (shardproof_digest_write(log_, step, phases[tag], o.name.c_str(),
+                                      axes.empty() ? "none:I" : axes.c_str(),
+                                      place.empty() ? "0" : place.c_str(), &hash, &d) != 0)
+            note_log_fault();
         }
       }
   }
@@ -706,6 +716,7 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
   const auto begin = std::chrono::steady_clock::now();
   DriftReport report;
   report.line = line.text();
+  report.asked = options.steps;
   DriftOptions given = options;
   if (line.control == "optimizer_state_bit_flip" && given.optimizer != "adam")
     throw BadInput(
@@ -752,6 +763,12 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
         step.push_back(size_t(s) < r.shots.size() ? std::move(r.shots[size_t(s)]) : ShotRecord{});
       on = watch.see(work.first + s, std::move(step));
     }
+  }
+  watch.close_log();
+  if (interrupted() && report.steps < options.steps) {
+    report.interrupted = true;
+    report.ended.clear();  // the ranks were told to stop
+    report.ended_at = -1;
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;

@@ -59,6 +59,9 @@ struct Sighting {
 struct DriftReport {
   std::string line;
   int64_t steps = 0;           // that were run
+  int64_t asked = 0;           // that were to be run
+  bool interrupted = false;    // before these; of what was under way nothing is said
+  std::string log_fault;       // why the digest log is not whole; "" it is
   std::vector<Sighting> seen;  // in the order of step and phase; the first is the verdict
   std::string ended;           // why the run ended early: "rank 2 threw ..."
   int64_t ended_at = -1;

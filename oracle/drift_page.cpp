@@ -36,6 +36,9 @@ Points thinned(const Points& points) {
 std::string sentence(const DriftReport& r) {
   if (r.seen.empty() && !r.ended.empty())
     return fmt::format("The run ended at step {}.", r.ended_at);
+  if (r.seen.empty() && r.interrupted)
+    return fmt::format("Interrupted after {} of {} steps; the rest was not judged.", r.steps,
+                       r.asked);
   if (r.seen.empty())
     return fmt::format("{} steps; every gradient within its bound, every copy equal.", r.steps);
   return fmt::format("Step {}, {}: {} goes wrong first.", r.seen[0].step, r.seen[0].phase,
@@ -72,9 +75,13 @@ std::string drift_html(const DriftReport& r, const DriftLine& line, const DriftO
   std::vector<std::string> points;
   for (const auto& [step, distance] : thinned(r.distance))
     points.push_back(json_write::list({std::to_string(step), json_write::number(distance)}));
-  const std::string word = !r.drifted() ? "NO DRIFT" : r.seen.empty() ? "FAILED" : "DRIFT";
+  const std::string word = !r.seen.empty() ? "DRIFT"
+                           : r.drifted()   ? "FAILED"
+                           : r.interrupted ? "INTERRUPTED"
+                                           : "NO DRIFT";
   return page_around(json_write::object({{"kind", json_text("drift")},
                                          {"word", json_text(word)},
+                                         {"complete", r.interrupted ? "false" : "true"},
                                          {"sentence", json_text(sentence(r))},
                                          {"command", json_text(command)},
                                          {"block", json_text(telling::printable(told))},

@@ -93,6 +93,11 @@ std::string known(bool yes, const std::string& value) { return yes ? value : "nu
 
 std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
                        const std::string& program) {
+  if (!r.drifted() && r.interrupted)
+    return fmt::format(
+        "INTERRUPTED   {}   after {} of {} steps, {} gradients and {} hashes compared: none of "
+        "these drifts, the rest was not judged   {:.1f} s\n",
+        r.line, r.steps, r.asked, r.gradients, r.hashes, r.seconds);
   if (!r.drifted())
     return fmt::format(
         "NO DRIFT   {}   {} steps, {} gradients and {} hashes compared, worst ratio "
@@ -111,6 +116,8 @@ std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftO
   text += row("seen by", who_saw(r));
   if (const std::string g = growth(r); !g.empty()) text += row("grows", g);
   if (!r.distance.empty()) text += row("loss", loss_text(r));
+  if (r.interrupted)
+    text += row("ended", fmt::format("interrupted after {} of {} steps", r.steps, r.asked));
   if (!r.ended.empty()) text += row("ended", fmt::format("at step {}: {}", r.ended_at, r.ended));
   return text + row("replay", command_of(line, o, first.step + 1, program));
 }
@@ -131,7 +138,8 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"schema\": 1",
       "\"line\": " + json_text(r.line),
       fmt::format("\"steps\": {}", r.steps),
-      fmt::format("\"drift\": {}", r.drifted()),
+      fmt::format("\"complete\": {}", !r.interrupted),
+      "\"drift\": " + known(r.drifted() || !r.interrupted, r.drifted() ? "true" : "false"),
       "\"first_step\": " + known(s || r.ended_at >= 0, std::to_string(s ? s->step : r.ended_at)),
       "\"phase\": " + known(s, s ? json_text(s->phase) : ""),
       "\"parameter\": " + known(s, json_text(f.tensor)),

@@ -504,7 +504,7 @@ function distance() {
 function drift_block() {
   if (!data.block) return null;
   return section(
-      'block', data.word === 'NO DRIFT' ? 'What was compared' : 'Where it went wrong', null, '',
+      'block', ['NO DRIFT', 'INTERRUPTED'].includes(data.word) ? 'What was compared' : 'Where it went wrong', null, '',
       el('article', {class: 'finding ' + tone(data.word)},
          el('div', {class: 'head'}, tag(data.word), el('code', {}, data.replay), copier(data.replay)),
          el('pre', {tabindex: '0'}, data.block)));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include "oracle/digest/log.hpp"
 #include "oracle/drift.hpp"
 #include "oracle/drift_ranks.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/job.hpp"
 #include "oracle/self.hpp"
 
@@ -389,6 +391,33 @@ TEST(Drift, JsonHoldsTheFixedKeys) {
   EXPECT_NE(none.find("\"first_step\": null"), std::string::npos);
 }
 
+// A run that was interrupted says of how many steps it speaks, and that it speaks of no more.
+TEST(Drift, InterruptedIsNoVerdict) {
+  const auto told = [](const char* words, int64_t steps) {
+    const DriftLine line = parse_drift(words_of(words), registry());
+    const DriftReport r = drift(words, steps);
+    return drift_text(r, line, {}, "sp") + drift_json(r, line, {}, "sp") +
+           drift_html(r, line, {}, "sp", "sp drift");
+  };
+  const auto holds = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  const std::string whole = told("block tp=2", 2);
+  EXPECT_TRUE(holds(whole, "NO DRIFT   ") && holds(whole, "\"complete\": true"));
+  EXPECT_EXIT(
+      {
+        catch_interrupts();
+        std::raise(SIGTERM);
+        const std::string cut = told("block tp=2", 7);
+        const bool right = !holds(cut, "NO DRIFT   ") && holds(cut, "after 0 of 7 steps") &&
+                           holds(cut, "\"complete\": false") && holds(cut, "\"drift\": null") &&
+                           holds(cut, "\"word\":\"INTERRUPTED\"") &&
+                           holds(cut, "\"complete\":false");
+        std::_Exit(right ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 TEST(Drift, RefusesWhatCannotBeTrained) {
   EXPECT_NE(refusal("mapping_copy tp=2").find("parameters"), std::string::npos);
   EXPECT_NE(refusal("block tp=2 transport=nccl"), "");
@@ -488,6 +517,11 @@ TEST_F(DriftLogs, OfTwoRunsNameTheFirstStepAtWhichTheyPart) {
   EXPECT_EQ(report.findings[0].phase, "backward");
   EXPECT_EQ(report.findings[0].tensor, "norm1.gamma");
   EXPECT_TRUE(digest::judge_log(b).findings.empty());  // its replicas agree
+}
+
+TEST_F(DriftLogs, OnAFullDiskAreSaidNotToBeWhole) {
+  EXPECT_EQ(drift("block tp=2", 2, "sgd", path("a")).log_fault, "");
+  EXPECT_EQ(drift("block tp=2", 2, "sgd", "/dev/full").log_fault, std::strerror(ENOSPC));
 }
 
 TEST_F(DriftLogs, OfOneRunNameTheCopyThatParts) {
