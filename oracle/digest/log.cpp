@@ -431,9 +431,9 @@ void note_lacking_tensors(const Log& log_here, const std::vector<Entry>& here, c
     ++missing;
     if (r.refused.empty() && e.step < last && steps.contains(e.step) &&
         logged.contains({e.phase, e.tensor}))
-      r.refused = fmt::format(
+      r.refused = telling::printable(fmt::format(
           "--logs: expected the same records in both, met step {}, phase {}: {} of {} is not in {}",
-          e.step, e.phase, e.tensor, log_here.path, log_there.path);
+          e.step, e.phase, e.tensor, log_here.path, log_there.path));
   }
   if (missing > 0)
     r.notes.push_back(
@@ -587,7 +587,7 @@ class Comparison {
   }
 
   void refuse(std::string why) {
-    if (r_.refused.empty()) r_.refused = std::move(why);
+    if (r_.refused.empty()) r_.refused = telling::printable(why);
   }
   void require_places(const Entry& here, const Log& log_here, const Entry& there,
                       const Log& log_there) {
@@ -662,7 +662,7 @@ std::string log_text(const LogReport& r, const std::vector<Log>& logs) {
   }
   if (!r.refused.empty()) text += fmt::format("{:<10} {}\n", "left out", r.refused);
   for (const std::string& note : r.notes) text += fmt::format("{:<10} {}\n", "note", note);
-  return text;
+  return telling::printable(text);  // names are whatever the log holds
 }
 
 std::string log_json(const LogReport& r, const std::vector<Log>& logs) {

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <set>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "oracle/digest/log.hpp"
@@ -727,6 +728,36 @@ std::string reading(const std::string& text) {
     return e.what();
   }
   return "";
+}
+
+// Names of a log are anyone's: what a terminal would obey is not handed to it.
+TEST(DriftLog, NamesReachTheTerminalAsTextOnly) {
+  const char* name = "w\x1b[31m\a";
+  const auto one = [&](float first) {
+    return digest::parse_log(record(0, name, 0, 0, first), "log");
+  };
+  const auto parted = digest::compare_logs(one(1), one(2));
+  ASSERT_EQ(parted.findings.size(), 1u);
+  const std::string told = digest::log_text(parted, {one(1), one(2)});
+  EXPECT_NE(told.find("w?[31m?"), std::string::npos) << told;
+  EXPECT_EQ(told.find_first_of("\x1b\a"), std::string::npos);
+  const auto lacking = digest::compare_logs(
+      digest::parse_log(record(0, name, 0, 0, 1) + record(0, name, 1, 0, 5), "A"),
+      digest::parse_log(record(0, name, 0, 0, 1) + record(1, name, 1, 0, 5), "X"));
+  EXPECT_EQ(lacking.refused.find_first_of("\x1b\a"), std::string::npos);
+  EXPECT_NE(lacking.refused, "");
+}
+
+TEST_F(DriftLogs, AreRegularFiles) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const std::string& place : {path("pipe"), folder.string()}) try {
+      digest::read_log(place);
+      ADD_FAILURE() << "read " << place;
+    } catch (const BadInput& e) {
+      EXPECT_NE(std::string(e.what()).find("--logs: expected a regular file, met '" + place),
+                std::string::npos)
+          << e.what();
+    }
 }
 
 TEST(DriftLog, WhatIsNoRecordIsRefusedWithLineAndColumn) {
