@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 
@@ -71,6 +72,25 @@ Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed)
   const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
   w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
   return w;
+}
+
+bool any_of_values(const std::vector<Whole>& list, bool (*holds)(double)) {
+  return std::any_of(list.begin(), list.end(), [&](const Whole& w) { return std::any_of(w.value.begin(), w.value.end(), holds); });
+}
+
+// No subject can be held against NaN. Infinities may be the truth: log-sum-exp over no key is -inf.
+void require_a_reference(const Case& line, const Evidence& e, const Truth& truth) {
+  const auto not_finite = [](double x) { return !std::isfinite(x); };
+  if (any_of_values(truth.inputs, not_finite) || any_of_values(truth.cotangents, not_finite)) return;
+  const auto require = [&](const std::vector<Whole>& list, int first, const char* of) {
+    for (size_t i = 0; i < list.size(); ++i)
+      if (std::any_of(list[i].value.begin(), list[i].value.end(), [](double x) { return std::isnan(x); }))
+        throw Infrastructure(fmt::format("the reference is not finite: expected numbers in {}{} from finite inputs, met NaN on {}; "
+                                         "mend the reference, or choose values that it has a result for",
+                                         of, e.operands[size_t(first) + i].name, print(line)));
+  };
+  require(truth.outputs, e.inputs, "");
+  require(truth.gradients, 0, "the gradient of ");
 }
 
 std::string outcome_text(const RankOutcome& o) {
@@ -214,6 +234,7 @@ const Truth& Truths::get(const Case& line, const Evidence& e, const Feed& feed) 
     for (int i = e.inputs; i < int(e.operands.size()); ++i) truth->cotangents.push_back(whole_of(e, i, true, feed));
     truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents, gauges ? &truth->gradient_gauges : nullptr);
   }
+  require_a_reference(line, e, *truth);
   for (const auto* list : {&truth->inputs, &truth->outputs, &truth->cotangents, &truth->gradients})
     for (const Whole& w : *list) elements_ += int64_t(w.value.size());
   return *(kept_[key] = std::move(truth));

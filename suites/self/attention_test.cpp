@@ -567,6 +567,44 @@ TEST(AttentionChecks, MaskNamesQueryAndKey) {
   EXPECT_NE(skipped.find("expected 294 (query, key) pairs"), std::string::npos) << skipped;
 }
 
+// What a line ends with where its reference is NaN somewhere, forward or backward.
+std::string without_reference(bool backward) {
+  Contract c = family().contract("attention_ring");
+  const auto spoilt = [](std::vector<Whole> list) {
+    list[0].value[3] = std::numeric_limits<double>::quiet_NaN();
+    return list;
+  };
+  if (backward)
+    c.backward = [=, truth = c.backward](const Case& line, std::span<const Whole> in,
+                                         std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+      return spoilt(truth(line, in, cot, gauges));
+    };
+  else
+    c.forward = [=, truth = c.forward](const Case& line, std::span<const Whole> in,
+                                       std::vector<Gauge>* gauges) {
+      return spoilt(truth(line, in, gauges));
+    };
+  Registry registry;
+  registry.add(c);
+  registry.add(family().subject("attention_ring", ""));
+  const Case line = parse("attention_ring cp=2", registry);
+  Options options;
+  Runner runner(options, registry);
+  try {
+    runner.run(line, {"forward", "gradient"}, lane_of(line));
+  } catch (const Infrastructure& e) {
+    return e.what();
+  }
+  return "judged";
+}
+
+TEST(AttentionChecks, NobodyIsJudgedByAReferenceThatIsNaN) {
+  const std::string forward = without_reference(false), backward = without_reference(true);
+  EXPECT_NE(forward.find("numbers in o from finite inputs, met NaN"), std::string::npos) << forward;
+  EXPECT_NE(backward.find("numbers in the gradient of q from finite inputs"), std::string::npos)
+      << backward;
+}
+
 // Documents with other keys than queries have no list of sequences that serves both.
 TEST(AttentionChecks, JudgeDocumentsOfOtherCountsOfKeys) {
   const std::string line = "attention_ring cp=2 docs=7,1,8 kv_docs=5,3,12 mask=causal";
