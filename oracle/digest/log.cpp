@@ -621,7 +621,7 @@ class Comparison {
           e.step, e.phase, e.tensor, of_layout, a_.path, of_other, b_.path));
       return;
     }
-    const auto told = [&](const Digest& d) { return same(x, y) ? counts_text(d) : text(d); };
+    const auto told = [&, &x = x, &y = y](const Digest& d) { return same(x, y) ? counts_text(d) : text(d); };
     r_.findings.push_back(
         finding(e, fmt::format("{} {}, {} {}", a_.path, told(x), b_.path, told(y)),
                 x.elements != y.elements
