@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -67,6 +68,10 @@ void leave(const Arena& arena, int rank) {
   arena.release_if_deadlocked();
 }
 
+// No job starts before every rank has left the one before: the parent sees to that, from another
+// process, which thread sanitizer cannot follow from one rank to the next. This tells it.
+std::atomic<uint32_t> left_by_threads{0};
+
 void run_job(const Arena& arena, uint32_t number, RankHost& host, const RankMain& main) {
   RankPage& page = arena.page(host.rank);
   try {
@@ -77,6 +82,7 @@ void run_job(const Arena& arena, uint32_t number, RankHost& host, const RankMain
     hand_in_text(page, "an exception that is not a std::exception");
   }
   leave(arena, host.rank);
+  left_by_threads.fetch_add(1, std::memory_order_acq_rel);
   // Sequentially consistent with the parent's release and its look at `finished`: one sees the
   // other.
   page.finished.store(number);
@@ -105,6 +111,7 @@ void serve(const Arena& arena, int rank, bool threads, const RankMain& main) {
       number = head.job.load(std::memory_order_acquire);
     }
     if (head.quit.load()) return;
+    left_by_threads.load(std::memory_order_acquire);
     seen = number;
     state.phase = Phase::idle;
     state.shot = 0;

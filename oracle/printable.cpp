@@ -1,0 +1,73 @@
+// Text from outside as it may be shown: well-formed UTF-8 without control characters.
+#include <fmt/format.h>
+
+#include <cstdint>
+
+#include "oracle/report_parts.hpp"
+
+namespace shardproof::telling {
+
+namespace {
+
+// Length of the well-formed UTF-8 sequence at `at` whose character XML 1.0 allows; 0: none.
+size_t allowed_character(const std::string& s, size_t at) {
+  auto byte = [&](size_t i) { return at + i < s.size() ? uint8_t(s[at + i]) : uint8_t(0); };
+  const uint8_t b = byte(0);
+  if (b < 0x80) return b >= 0x20 || b == '\t' || b == '\n' || b == '\r' ? 1 : 0;
+  const size_t n = b >= 0xc2 && b < 0xe0   ? 2
+                   : b >= 0xe0 && b < 0xf0 ? 3
+                   : b >= 0xf0 && b < 0xf5 ? 4
+                                           : 0;
+  if (n == 0) return 0;
+  uint32_t code = b & (0xffu >> (n + 1));
+  for (size_t i = 1; i < n; i++) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3fu);
+  }
+  const bool overlong = (n == 3 && code < 0x800) || (n == 4 && code < 0x10000);
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  const bool outside = code == 0xfffe || code == 0xffff || code > 0x10ffff;
+  return overlong || surrogate || outside ? 0 : n;
+}
+
+}  // namespace
+
+std::string printable(const std::string& text) {
+  std::string shown;
+  for (size_t at = 0; at < text.size();) {
+    const size_t n = allowed_character(text, at);
+    const char c = text[at];
+    if (n == 0 || c == '\t' || c == '\r' || c == 0x7f)
+      shown += '?';
+    else
+      shown.append(text, at, n);
+    at += n == 0 ? 1 : n;
+  }
+  return shown;
+}
+
+std::string xml_text(const std::string& text) {
+  std::string xml;
+  for (size_t at = 0; at < text.size();) {
+    const size_t n = allowed_character(text, at);
+    const char c = text[at];
+    if (n == 0)
+      xml += "\xef\xbf\xbd";  // U+FFFD
+    else if (c == '&')
+      xml += "&amp;";
+    else if (c == '<')
+      xml += "&lt;";
+    else if (c == '>')
+      xml += "&gt;";
+    else if (c == '"')
+      xml += "&quot;";
+    else if (c == '\t' || c == '\n' || c == '\r')
+      xml += fmt::format("&#{};", int(c));
+    else
+      xml.append(text, at, n);
+    at += n == 0 ? 1 : n;
+  }
+  return xml;
+}
+
+}  // namespace shardproof::telling
