@@ -1,6 +1,6 @@
 // What makes a green run lie, planted: calls that do not match, ranks that leave without a word,
-// exit codes that cancel each other, launchers of another MPI, empty selections. On 2, 4 and 8 ranks
-// of processes and, where this build has it, MPI.
+// exit codes that cancel each other, launchers of another MPI, empty selections. On 2, 4 and 8
+// ranks of processes and, where this build has it, MPI.
 //
 // MPI ranks are this program started again, so what they do is a scene by name and not a closure;
 // forked ranks play the same scenes. The parent believes records and wait statuses only.
@@ -57,7 +57,8 @@ bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// ---- Scenes: what ranks do ------------------------------------------------------------------------
+// ---- Scenes: what ranks do
+// ------------------------------------------------------------------------
 
 volatile bool for_ever = true;
 
@@ -146,7 +147,7 @@ std::string clean(RankHost& host, const Words& words) {  // CALLS
   std::vector<int> half;
   for (int r = host.rank % 2; r < host.size; r += 2) half.push_back(r);
   const Group mine = group_of(half, host.rank, "half");
-  const Op ops[] = {Op::all_reduce, Op::all_gather, Op::shift,    Op::reduce_scatter,
+  const Op ops[] = {Op::all_reduce, Op::all_gather, Op::shift,     Op::reduce_scatter,
                     Op::barrier,    Op::broadcast,  Op::all_reduce};
   for (int i = 0; i < std::stoi(words.at(1)); ++i) {
     const Group& group = i % 3 == 2 && mine.size() > 1 ? mine : world;
@@ -251,10 +252,16 @@ std::string forgetful(RankHost& host, const Words& words) {  // RANK that leaks
 using Scene = std::string (*)(RankHost&, const Words&);
 const std::map<std::string, Scene>& scenes() {
   static const std::map<std::string, Scene> all{
-      {"mismatched", mismatched},       {"clean", clean},       {"left", left},
-      {"absent", absent},               {"crossed", groups_crossed},
-      {"endless", endless},             {"barriers", barriers}, {"stdin", reads_stdin},
-      {"half_a_record", half_a_record}, {"forgetful", forgetful},
+      {"mismatched", mismatched},
+      {"clean", clean},
+      {"left", left},
+      {"absent", absent},
+      {"crossed", groups_crossed},
+      {"endless", endless},
+      {"barriers", barriers},
+      {"stdin", reads_stdin},
+      {"half_a_record", half_a_record},
+      {"forgetful", forgetful},
   };
   return all;
 }
@@ -278,7 +285,8 @@ Bytes play(RankHost& host, std::span<const std::byte> job) {
   }
 }
 
-// ---- The parent's side ----------------------------------------------------------------------------
+// ---- The parent's side
+// ----------------------------------------------------------------------------
 
 // Processes whose command line holds a text.
 std::vector<int> processes_with(const std::string& text) {
@@ -380,8 +388,8 @@ std::string said(const RankOutcome& o) {
 
 // --- MPICH accepts mismatches and returns garbage; swapped and missing calls hang
 
-// Both sides of the difference with their call sites, and the rank that departs (of two ranks nobody
-// can say which one does).
+// Both sides of the difference with their call sites, and the rank that departs (of two ranks
+// nobody can say which one does).
 void expect_named(const std::string& text, const Field& field, int culprit, int p) {
   EXPECT_TRUE(text.starts_with("released by mismatch: mismatch: ")) << text;
   EXPECT_TRUE(holds(text, "subject.cpp:5") && holds(text, "subject.cpp:6")) << text;
@@ -397,12 +405,18 @@ void expect_named(const std::string& text, const Field& field, int culprit, int 
   }
 }
 
+// Whole products of MPI worlds, which take a while to start, belong to nightly.
+bool nightly() {
+  const char* tier = std::getenv("SHARDPROOF_TEST_TIER");
+  return tier && std::string(tier) == "nightly";
+}
+
 TEST_P(Lies, EachFieldOfACallOnEachRankIsNamed) {
   const int count = int(fields().size());
   for (int culprit = 0; culprit < p(); ++culprit)
     for (int f = 0; f < count; ++f) {
-      // A mismatch ends an MPI world, and 8 ranks take a while to start: there each rank once.
-      if (mpi() && p() == 8 && culprit % count != f) continue;
+      // A mismatch ends an MPI world: at 8 ranks each rank once, all of them nightly.
+      if (mpi() && p() == 8 && !nightly() && culprit % count != f) continue;
       const Field& field = fields()[size_t(f)];
       SCOPED_TRACE(fmt::format("{} on rank {}", field.name, culprit));
       const auto outcomes = run(fmt::format("mismatched {} {}", f, culprit));
@@ -450,10 +464,8 @@ TEST_P(Lies, CallsOnOtherGroupsAreADeadlockAtOnce) {
 // --- a rank that leaves with _exit(0); exit codes that cancel each other
 
 TEST_P(Lies, ExitWithZeroIsCaughtEveryTime) {
-  // Each ends a world, and an MPI world takes a while to start: all 200 of them belong to nightly.
-  const char* nightly = std::getenv("SHARDPROOF_TEST_TIER");
-  const bool often = !mpi() || (nightly && std::string(nightly) == "nightly");
-  const int times = often ? 200 : p() == 2 ? 20 : 40 / p();
+  // Each ends a world: over MPI a few, all 200 nightly.
+  const int times = !mpi() || nightly() ? 200 : p() == 2 ? 20 : 40 / p();
   int caught = 0;
   for (int i = 0; i < times; ++i) {
     const int culprit = i % p();
@@ -590,7 +602,8 @@ TEST_P(Lies, NobodyOutlivesTheParent) {
   EXPECT_EQ(folder_.left(5), "");
 }
 
-// ---- MPI's launcher -------------------------------------------------------------------------------
+// ---- MPI's launcher
+// -------------------------------------------------------------------------------
 
 class Launcher : public testing::Test {
  protected:
@@ -711,7 +724,8 @@ TEST_F(Launcher, ATruncatedRecordIsNoJudgement) {
   EXPECT_TRUE(holds(why, "rank 2") && holds(why, "not whole")) << why;
 }
 
-// ---- Counting -------------------------------------------------------------------------------------
+// ---- Counting
+// -------------------------------------------------------------------------------------
 
 CaseResult case_with(Verdict v) {
   CaseResult c;
@@ -761,7 +775,8 @@ TEST(Counting, NamesHoldNothingThatAFilterReads) {
   }
 }
 
-// ---- Retries --------------------------------------------------------------------------------------
+// ---- Retries
+// --------------------------------------------------------------------------------------
 
 struct Quiet final : Progress {
   void begin(int64_t, int64_t) override {}
@@ -779,7 +794,8 @@ TEST(Retries, NeverTurnAFailureIntoAPass) {
   r.add(planted::registry().contract("mapping_copy"));
   Declared declared;
   declared.backward = false;
-  r.add(Subject{"", "mapping_copy", planted::forward([worlds](Rank& rank, const View& in, const View& out) {
+  r.add(Subject{"", "mapping_copy",
+                planted::forward([worlds](Rank& rank, const View& in, const View& out) {
                   copy(in, out);
                   const bool first = rank.world_rank() == 0 && worlds->fetch_add(1) == 0;
                   if (first) store(out.flat(2), out.dtype, 12345);
@@ -799,7 +815,8 @@ TEST(Retries, NeverTurnAFailureIntoAPass) {
   munmap(worlds, 4096);
 }
 
-// ---- One report -----------------------------------------------------------------------------------
+// ---- One report
+// -----------------------------------------------------------------------------------
 
 // Played by the program that the next test starts: ranks of both transports under one GoogleTest.
 TEST(Inner, DISABLED_Passes) {
@@ -828,10 +845,10 @@ size_t count(const std::string& text, const std::string& part) {
 TEST(OneReport, RanksNeitherOverwriteNorRepeatIt) {
   const Folder folder;
   const std::string xml = folder.path() + "/report.xml", log = folder.path() + "/log";
-  const std::string command =
-      fmt::format("'{}' --gtest_filter='Inner.*' --gtest_also_run_disabled_tests --gtest_shuffle "
-                  "--gtest_output='xml:{}' > '{}' 2>&1",
-                  std::filesystem::read_symlink("/proc/self/exe").string(), xml, log);
+  const std::string command = fmt::format(
+      "'{}' --gtest_filter='Inner.*' --gtest_also_run_disabled_tests --gtest_shuffle "
+      "--gtest_output='xml:{}' > '{}' 2>&1",
+      std::filesystem::read_symlink("/proc/self/exe").string(), xml, log);
   const int status = std::system(command.c_str());
   EXPECT_EQ(WEXITSTATUS(status), 1);
   std::ifstream in(xml);
