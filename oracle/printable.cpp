@@ -1,9 +1,8 @@
-// Text from outside as it may be shown: well-formed UTF-8 without control characters.
+#include "oracle/printable.hpp"
+
 #include <fmt/format.h>
 
 #include <cstdint>
-
-#include "oracle/report_parts.hpp"
 
 namespace shardproof::telling {
 

@@ -6,14 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "oracle/printable.hpp"
 #include "oracle/verdict.hpp"
 
 namespace shardproof::telling {
 
 inline constexpr int label_width = 11;  // "FAILED     ", "at         ", "replay     "
 
-// Characters that would steer a terminal, and bytes that are no UTF-8, become '?'; newlines stay.
-std::string printable(const std::string&);
 // A labelled printable line. Text of several lines is indented below the first.
 std::string row(const std::string& label, const std::string& text, int width = label_width);
 std::string join(const std::vector<std::string>& words, const char* separator = ", ");
@@ -33,8 +32,6 @@ bool lets_pass(Verdict);  // passed or skipped
 
 // block() of a case, opened by the check that is given.
 std::string block_about(const CaseResult&, const CheckResult& first, const std::string& program);
-// Text and attribute values of XML 1.0: escaped, and U+FFFD for what is not UTF-8 or not allowed.
-std::string xml_text(const std::string&);
 
 struct Family {
   std::string name;

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "oracle/case.hpp"
-#include "oracle/report_parts.hpp"
+#include "oracle/printable.hpp"
 
 namespace shardproof::digest {
 namespace {

@@ -1,28 +1,15 @@
-// Bodies of the broken kernels (twins.hpp has their table).
+// Bodies of the broken kernels (twins.hpp has their table): the healthy body, less what is broken.
 #pragma once
 #include "primitives/norm_rows.hpp"
+#include "primitives/pointwise.hpp"
 
 namespace shardproof::primitives {
 
-struct CopyWithoutTail {
-  static constexpr Shape shape = Shape::elements;
-  Tensor from, to;
-  template <class F>
-  void each_tensor(F f) {
-    f(from), f(to);
-  }
+struct CopyWithoutTail : Convert {
   SHARDPROOF_HD int64_t count() const { return to.elements / 32 * 32; }
-  SHARDPROOF_HD void at(int64_t i) const { to.copy_from(i, from, i); }
 };
 
-struct CopyDense {
-  static constexpr Shape shape = Shape::elements;
-  Tensor from, to;
-  template <class F>
-  void each_tensor(F f) {
-    f(from), f(to);
-  }
-  SHARDPROOF_HD int64_t count() const { return to.elements; }
+struct CopyDense : Convert {
   SHARDPROOF_HD void at(int64_t i) const {
     Tensor dense = from;
     dense.dims = 1, dense.shape[0] = from.elements, dense.strides[0] = 1;
@@ -30,14 +17,7 @@ struct CopyDense {
   }
 };
 
-struct CopyNarrowOffset {
-  static constexpr Shape shape = Shape::elements;
-  Tensor from, to;
-  template <class F>
-  void each_tensor(F f) {
-    f(from), f(to);
-  }
-  SHARDPROOF_HD int64_t count() const { return to.elements; }
+struct CopyNarrowOffset : Convert {
   SHARDPROOF_HD void at(int64_t i) const {
     const uint32_t offset = uint32_t(to.place(i) * bytes_of(to.number));
     Tensor element = to;
