@@ -14,6 +14,7 @@
 #include "oracle/digest/bytes_hash.hpp"
 #include "oracle/digest/digest.hpp"
 #include "oracle/float_environment.hpp"
+#include "oracle/rank_of_case.hpp"
 
 namespace shardproof::drift {
 namespace {
@@ -36,75 +37,35 @@ DType storage_of(const Case& line, const Operand& o) {
   return o.fixed_dtype ? o.dtype_override : line.dtype();
 }
 
-// The rank as a kernel sees it.
-class TrainingRank final : public Rank {
+struct LineAndLedger {
+  Case stepped;
+  LedgerDoor ledger;
+};
+
+// The rank of a step: the line differs from step to step, the ledger is taken at each step's end.
+class TrainingRank final : LineAndLedger, public RankOfCase {
  public:
   TrainingRank(const Case& line, const Contract& contract, RankHost& host)
-      : line_(line),
-        contract_(contract),
-        mesh_(line.mesh()),
-        host_(host),
-        ledger_(*host.state, *host.door) {
-    host.state->rank = host.rank, host.state->size = host.size;
-    host.state->mesh = &mesh_, host.state->trace = host.trace;
+      : LineAndLedger{line, {*host.state, *host.door}},
+        RankOfCase(stepped, contract, *host.state, ledger, nullptr),
+        state_(*host.state) {
+    state_.rank = host.rank, state_.size = host.size, state_.trace = host.trace;
+    accumulating = microbatches(line) > 1;
   }
-  const Case& line() const override { return line_; }
-  int world_rank() const override { return host_.rank; }
-  int world_size() const override { return host_.size; }
-  const Mesh& mesh() const override { return mesh_; }
-  Stream stream() const override { return nullptr; }
-  Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
-  Communicator& along(const std::vector<Axis>& axes) override {
-    std::string label;
-    for (Axis a : axes) label += (label.empty() ? "" : ",") + std::string(name(a));
-    return communicator(mesh_.group(axes, host_.rank), label);
-  }
-  Communicator& world() override {
-    std::vector<int> all;
-    for (int r = 0; r < host_.size; ++r) all.push_back(r);
-    return communicator(all, "world");
-  }
-  View workspace(DType dtype, std::vector<int64_t> shape) override {
-    workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
-    return workspaces_.back()->view();
-  }
-  void require_legal() const override {
-    if (!contract_.precondition) return;
-    if (auto refused = contract_.precondition(line_)) throw *refused;
-  }
-  bool accumulates() const override { return microbatches(line_) > 1; }
-
   void begin(const Case& line, Phase phase) {
-    line_ = line;
-    host_.state->mesh = &mesh_;
-    host_.state->phase = phase;
+    stepped = line;
+    accumulating = microbatches(line) > 1;
+    state_.mesh = &mesh();
+    state_.phase = phase;
   }
   std::vector<LedgerEntry> end_step() {
-    workspaces_.clear();
-    host_.state->phase = Phase::harness;
-    return ledger_.take();
+    workspaces().clear();
+    state_.phase = Phase::harness;
+    return ledger.take();
   }
 
  private:
-  Communicator& communicator(std::vector<int> members, const std::string& label) {
-    auto& c = communicators_[label];
-    if (!c) {
-      Group g;
-      g.me = int(std::find(members.begin(), members.end(), host_.rank) - members.begin());
-      g.id = group_id(members);
-      g.members = std::move(members);
-      g.label = label;
-      c = std::make_unique<Communicator>(std::move(g), ledger_);
-    }
-    return *c;
-  }
-  Case line_;
-  const Contract& contract_;
-  Mesh mesh_;
-  RankHost host_;  // made anew for every job; what it points to stays
-  LedgerDoor ledger_;
-  std::map<std::string, std::unique_ptr<Communicator>> communicators_;
-  std::vector<std::unique_ptr<Buffer>> workspaces_;
+  RankState& state_;  // a host is made anew for every job; what it points to stays
 };
 
 struct Tensor {

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
 
 #include "fixtures/random.hpp"
 #include "fixtures/sharding.hpp"
 #include "oracle/device.hpp"
+#include "oracle/rank_of_case.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -17,59 +17,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-class TimedRank final : public Rank {
- public:
-  TimedRank(const Case& line, RankHost& host)
-      : line_(line), mesh_(line.mesh()), host_(host), ledger_(*host.state, *host.door) {
-    host.state->rank = host.rank, host.state->size = host.size;
-    host.state->mesh = &mesh_;
-    host.state->trace = host.trace;
-  }
-  const Case& line() const override { return line_; }
-  int world_rank() const override { return host_.rank; }
-  int world_size() const override { return host_.size; }
-  const Mesh& mesh() const override { return mesh_; }
-  Stream stream() const override { return nullptr; }
-  Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
-  Communicator& along(const std::vector<Axis>& axes) override {
-    return group(mesh_.group(axes, host_.rank));
-  }
-  Communicator& world() override { return group(mesh_.group(mesh_.order(), host_.rank)); }
-  View workspace(DType dtype, std::vector<int64_t> shape) override {
-    workspaces_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
-    return workspaces_.back()->view();
-  }
-  void enter(Phase phase) {
-    host_.state->phase = phase;
-    workspaces_.clear();
-  }
-
- private:
-  Communicator& group(std::vector<int> members) {
-    auto& c = groups_[members];
-    if (!c) {
-      Group g;
-      g.me = int(std::find(members.begin(), members.end(), host_.rank) - members.begin());
-      g.id = group_id(members);
-      g.members = members;
-      c = std::make_unique<Communicator>(std::move(g), ledger_);
-    }
-    return *c;
-  }
-  const Case& line_;
-  Mesh mesh_;
-  RankHost& host_;
-  LedgerDoor ledger_;
-  std::map<std::vector<int>, std::unique_ptr<Communicator>> groups_;
-  std::vector<std::unique_ptr<Buffer>> workspaces_;
-};
-
 std::vector<std::byte> time_on_rank(RankHost& host, std::span<const std::byte> job,
                                     const Registry& registry) {
   const std::string text(reinterpret_cast<const char*>(job.data()), job.size());
   const Case line = parse(text, registry);
-  const auto operands = registry.contract(line.contract).operands(line);
-  TimedRank rank(line, host);
+  const Contract& contract = registry.contract(line.contract);
+  const auto operands = contract.operands(line);
+  host.state->rank = host.rank, host.state->size = host.size, host.state->trace = host.trace;
+  LedgerDoor ledger(*host.state, *host.door);
+  RankOfCase rank(line, contract, *host.state, ledger, nullptr);
   std::vector<Buffer> inputs, outputs, cotangents, gradients;
   for (const Operand& o : operands) {
     const auto shape = local_shape(o.shape, o.layout, rank.mesh(), host.rank);
@@ -91,12 +47,12 @@ std::vector<std::byte> time_on_rank(RankHost& host, std::span<const std::byte> j
   const auto kernel = subject_under_test(line, registry).make();
   rank.world().barrier();
   const auto begin = Clock::now();
-  rank.enter(Phase::forward);
+  host.state->phase = Phase::forward;
   const auto saved = kernel->forward(rank, views(inputs), views(outputs));
   host.state->phase = Phase::backward;
   kernel->backward(rank, *saved, views(cotangents), views(gradients));
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  rank.enter(Phase::idle);
+  host.state->phase = Phase::idle;
   std::vector<std::byte> record(sizeof seconds);
   std::memcpy(record.data(), &seconds, sizeof seconds);
   return record;
