@@ -32,6 +32,7 @@
 #include "oracle/float_environment.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/model.hpp"
 #include "oracle/prepared/judge.hpp"
 #include "oracle/prepared/prepare.hpp"
@@ -231,7 +232,7 @@ std::vector<std::string> command_names() {
 
 // Which command, or a refusal with the nearest one.
 const CommandName& command_of(const std::vector<std::string>& arguments) {
-  std::string all = fmt::format("{}", fmt::join(command_names(), ", "));
+  std::string all = joined(command_names(), ", ");
   if (arguments.empty())
     throw BadInput(fmt::format("command: expected one of {}, met none; --help shows them", all));
   for (const CommandName& c : commands())
@@ -255,7 +256,7 @@ void check_option(const std::string& argument, const CommandName& command) {
       of_the_line ? fmt::format("; write {}=... in the line", key) : close_to(name, known);
   throw BadInput(fmt::format(
       "option {}: expected an option of {}, met one that it does not take{}", name, command.name,
-      close.empty() ? fmt::format("; it takes {}", fmt::join(known, " ")) : close));
+      close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));
 }
 
 // "forward," and "forward,,gradient": an item that was forgotten is not one that was never meant.
@@ -335,7 +336,7 @@ const std::string* single(const Words& words, const std::string& option) {
   if (found == words.values.end() || found->second.empty()) return nullptr;
   if (found->second.size() > 1)
     throw BadInput(fmt::format("{}: expected once, met {} times ({}); leave one", option,
-                               found->second.size(), fmt::join(found->second, ", ")));
+                               found->second.size(), joined(found->second, ", ")));
   if (found->second[0].empty()) refuse(option, "a value", "");
   return &found->second[0];
 }
@@ -398,7 +399,7 @@ std::string shell_word(const std::string& word) {
 std::string command_text(int argc, char** argv) {
   std::vector<std::string> words;
   for (int i = 0; i < argc; ++i) words.push_back(shell_word(argv[i]));
-  return fmt::format("{}", fmt::join(words, " "));
+  return joined(words, " ");
 }
 
 void check_dtypes(const std::vector<std::string>& names) {
@@ -407,7 +408,7 @@ void check_dtypes(const std::vector<std::string>& names) {
     if (std::find(known.begin(), known.end(), d) != known.end()) continue;
     bool reserved = d == "e4m3" || d == "e5m2";
     throw BadInput(
-        fmt::format("--dtype: expected one of {}, {}{}", fmt::join(known, " "), met(d),
+        fmt::format("--dtype: expected one of {}, {}{}", joined(known, " "), met(d),
                     reserved ? ", which is reserved and not there yet" : close_to(d, known)));
   }
 }
@@ -431,7 +432,7 @@ void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
     if (!carries(outside, t))
       throw BadInput(fmt::format("--transport: expected {}, since {} started this program as one of {} ranks, met {}; "
                                  "start it without a launcher for other transports",
-                                 fmt::join(transports_of(outside), " or "), outside.launcher, outside.size, t));
+                                 joined(transports_of(outside), " or "), outside.launcher, outside.size, t));
   for (int ranks : o.ranks)
     if (ranks != outside.size)
       throw BadInput(fmt::format("--ranks: expected {}, as many as {} started, met {}; start another number of them",
@@ -514,7 +515,7 @@ int dry_run(const Options& options, const Registry& registry) {
     if (healthy) checks += int64_t(d.checks.size());
     text += fmt::format("{:<8} {}   {} {}\n", healthy ? "case" : "control",
                         options.canonical ? print_canonical(d.line) : print(d.line),
-                        healthy ? "asks" : "must be caught by", fmt::join(d.checks, ", "));
+                        healthy ? "asks" : "must be caught by", joined(d.checks, ", "));
   }
   for (const std::string& why : not_due) text += fmt::format("{:<8} {}\n", "not due", why);
   say(text + fmt::format("due      {} cases with {} checks, {} named controls; nothing was run\n",
@@ -590,7 +591,7 @@ int gate(const Words& words, const Registry& registry, int argc, char** argv) {
         fmt::format("--in-process: expected together with --transport threads, met {}",
                     options.transports.empty()
                         ? "without"
-                        : fmt::format("--transport {}", fmt::join(options.transports, ","))));
+                        : fmt::format("--transport {}", joined(options.transports, ","))));
   options.patterns = words.plain;
   const auto model = model_of(words, options, registry);
   if (!model) return gate_of(words, options, registry);
@@ -600,7 +601,7 @@ int gate(const Words& words, const Registry& registry, int argc, char** argv) {
 }
 
 std::vector<std::string> words_of_line(const Words& words) {
-  std::istringstream all(fmt::format("{}", fmt::join(words.plain, " ")));
+  std::istringstream all(joined(words.plain, " "));
   return {std::istream_iterator<std::string>(all), {}};
 }
 
@@ -610,7 +611,7 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
   const Contract& contract = registry.contract(line.contract);
   if (const auto outside = outside_launch(); outside && (line.world() != outside->size || !carries(*outside, line.text("transport"))))
     throw BadInput(fmt::format("expected a line of {} ranks with transport={}, since {} started this program as one of {} ranks, met {}",
-                               outside->size, fmt::join(transports_of(*outside), " or "), outside->launcher, outside->size, print(line)));
+                               outside->size, joined(transports_of(*outside), " or "), outside->launcher, outside->size, print(line)));
   if (options.in_process && line.text("transport") != "threads")
     throw BadInput(
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",
@@ -625,7 +626,7 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
     throw BadInput(
         fmt::format("--check: expected a check that is due on the line, met {}; `explain` "
                     "shows which are",
-                    fmt::join(options.checks, ", ")));
+                    joined(options.checks, ", ")));
 }
 
 bool lets_pass(const CaseResult& c) {
@@ -644,7 +645,7 @@ std::string note_of_uncaught(const Case& line, const Options& options, const Reg
     note += line.world() == 1 ? ": one rank makes no call, so most controls change nothing there"
                               : ", on which it may change nothing";
   else
-    note += fmt::format(" by {}; it is there for {}", fmt::join(options.checks, ", "), control.check);
+    note += fmt::format(" by {}; it is there for {}", joined(options.checks, ", "), control.check);
   return fmt::format("{}\nthe gate judges it on {} control={}", note, print(witness), control.name);
 }
 
@@ -696,7 +697,7 @@ int shrink(const Words& words, const Registry& registry, int argc, char** argv) 
 int list(const Words& words, const Registry& registry) {
   if (words.plain.size() > 1)
     throw BadInput(fmt::format("list: expected at most one PATTERN, met {} ({})",
-                               words.plain.size(), fmt::join(words.plain, " ")));
+                               words.plain.size(), joined(words.plain, " ")));
   std::string pattern = words.plain.empty() ? "" : words.plain[0];
   say(words.flags.contains("--table") ? list_table(registry, pattern)
                                       : list_text(registry, pattern));
@@ -880,7 +881,7 @@ int diff(const Words& words) {
   if (words.plain.size() != 2)
     throw BadInput(fmt::format("diff: expected two reports, OLD and NEW (folders or report.json files), met {}{}",
                                words.plain.size(),
-                               words.plain.empty() ? "" : fmt::format(" ({})", fmt::join(words.plain, " "))));
+                               words.plain.empty() ? "" : fmt::format(" ({})", joined(words.plain, " "))));
   const ReportDiff changes =
       diff_reports(read_report(words.plain[0], "OLD"), read_report(words.plain[1], "NEW"));
   say(words.flags.contains("--markdown") ? diff_markdown(changes) : coloured(diff_text(changes)));

@@ -13,6 +13,7 @@
 #include "oracle/command.hpp"
 #include "oracle/drift.hpp"
 #include "oracle/gate.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -31,7 +32,7 @@ std::string section(const char* title, const std::string& entries) {
 std::string key_text(const Key& key, const std::string& fallback) {
   if (key.integer()) return fmt::format("{}={} ({}..{})", key.name, fallback, key.low, key.high);
   if (key.choices.empty()) return fmt::format("{}={}", key.name, fallback);
-  return fmt::format("{}={} ({})", key.name, fallback, fmt::join(key.choices, "|"));
+  return fmt::format("{}={} ({})", key.name, fallback, joined(key.choices, "|"));
 }
 
 std::string key_row(const Key& key, const std::string& fallback) {
@@ -50,7 +51,7 @@ std::string subjects_text(const Registry& registry, const std::string& contract)
   std::vector<std::string> names;
   for (const Subject& s : registry.subjects())
     if (s.contract == contract) names.push_back(s.name.empty() ? "ours" : s.name);
-  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, " "));
+  return names.empty() ? "none" : joined(names, " ");
 }
 
 std::string controls_text(const Registry& registry, const std::string& contract) {
@@ -208,8 +209,8 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
     auto ranks = asked_on(registry, c);
     rows += fmt::format("| `{}` |", c.name);
     for (const Check& check : all_checks())
-      rows += ranks[check.name].empty() ? " |"
-                                        : fmt::format(" {} |", fmt::join(ranks[check.name], " "));
+      rows +=
+          ranks[check.name].empty() ? " |" : fmt::format(" {} |", joined(ranks[check.name], " "));
     rows += "\n";
   }
   if (rows.empty()) nothing_named(registry, pattern);

@@ -112,6 +112,11 @@ std::unique_ptr<Kernel> make_device_kernel(const std::string& contract) {
                   contract, device_module_name, module.description, module.kernels.size()));
 }
 
+void add_ours_on_device(Registry& registry, const std::string& contract, Declared declared) {
+  registry.add(Subject{device_subject, contract,
+                       [contract] { return make_device_kernel(contract); }, std::move(declared)});
+}
+
 const Subject& subject_under_test(const Case& line, const Registry& registry) {
   const std::string& named = line.text("subject");
   if (on_device(line) && named.empty())

@@ -105,10 +105,12 @@ struct DeviceError : std::runtime_error {
 // On a rank, at the first call of the process. Throws Infrastructure.
 const DeviceModule& device_module();
 std::unique_ptr<Kernel> make_device_kernel(const std::string& contract);
+// Ours on a device, as the module makes it.
+class Registry;
+void add_ours_on_device(Registry&, const std::string& contract, Declared = {});
 bool on_device(const Case&);  // device=cuda
 // What the line's `subject` names: on a device ours is the one registered as device_subject, where
 // the contract has one.
-class Registry;
 const Subject& subject_under_test(const Case&, const Registry&);
 
 // ---- in the parent

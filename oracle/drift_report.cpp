@@ -6,6 +6,7 @@
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/drift.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 
 namespace shardproof {
@@ -39,7 +40,7 @@ std::string others(const DriftReport& r) {
     if (s.finding.tensor != r.seen[0].finding.tensor &&
         std::find(names.begin(), names.end(), s.finding.tensor) == names.end())
       names.push_back(s.finding.tensor);
-  return fmt::format("{}", fmt::join(names, ", "));
+  return joined(names, ", ");
 }
 
 // Checks by the moment at which they saw it; of the first moment all, in the order of the phases.
@@ -50,7 +51,7 @@ std::string who_saw(const DriftReport& r) {
     known.push_back(s.check);
     words.push_back(fmt::format("{} ({})", s.check, s.phase));
   }
-  std::string text = fmt::format("{}", fmt::join(words, ", "));
+  std::string text = joined(words, ", ");
   if (std::find(known.begin(), known.end(), "hash of replicas") == known.end())
     text += "; the hashes of replicas agree, so comparing these alone would not have told";
   return text;
@@ -144,13 +145,13 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"phase\": " + known(s, s ? json_text(s->phase) : ""),
       "\"parameter\": " + known(s, json_text(f.tensor)),
       "\"rank\": " + known(s && f.rank >= 0, std::to_string(f.rank)),
-      fmt::format("\"index\": [{}]", fmt::join(f.index, ", ")),
+      fmt::format("\"index\": [{}]", joined(f.index, ", ")),
       "\"got\": " + known(f.numeric, number(f.got)),
       "\"want\": " + known(f.numeric, number(f.want)),
       "\"bound\": " + known(f.numeric, number(f.bound)),
       "\"means\": " + known(s, json_text(f.means)),
-      fmt::format("\"seen_by\": [{}]", fmt::join(checks, ", ")),
-      fmt::format("\"distance\": [{}]", fmt::join(points, ", ")),
+      fmt::format("\"seen_by\": [{}]", joined(checks, ", ")),
+      fmt::format("\"distance\": [{}]", joined(points, ", ")),
       "\"replicas_apart\": " + number(r.replicas_apart),
       "\"loss_told_at\": " +
           known(r.loss_told.has_value(), std::to_string(r.loss_told.value_or(0))),
@@ -160,7 +161,7 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"ended\": " + known(!r.ended.empty(), json_text(r.ended)),
       "\"replay\": " + json_text(command_of(line, o, steps, program)),
       "\"seconds\": " + number(r.seconds)};
-  return fmt::format("{{\n  {}\n}}\n", fmt::join(members, ",\n  "));
+  return fmt::format("{{\n  {}\n}}\n", joined(members, ",\n  "));
 }
 
 }  // namespace shardproof

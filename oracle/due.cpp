@@ -11,6 +11,7 @@
 
 #include "oracle/check.hpp"
 #include "oracle/device.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -148,8 +149,8 @@ void check_subjects(const Options& options, const Registry& registry) {
   }
   for (const std::string& s : options.subjects)
     if (!contains(known, s))
-      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", fmt::join(known, " "),
-                                 s, did_you_mean(s, known)));
+      throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", joined(known, " "), s,
+                                 did_you_mean(s, known)));
 }
 
 std::string not_due(const Case& line, const Registry& registry) {
@@ -168,7 +169,7 @@ std::string checks_not_due(const Case& line, const Registry& registry,
   std::vector<std::string> left_out;
   for (const std::string& check : due_checks(contract, line, able, only))
     if (!contains(asked, check)) left_out.push_back(check);
-  return left_out.empty() ? "" : fmt::format("{}: {}", called(line), fmt::join(left_out, ", "));
+  return left_out.empty() ? "" : fmt::format("{}: {}", called(line), joined(left_out, ", "));
 }
 
 // The contract's witnesses; for a shape whose witness is not due, or where the contract names none,

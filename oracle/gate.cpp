@@ -22,6 +22,7 @@
 #include "oracle/dump.hpp"
 #include "oracle/gate_jobs.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
@@ -145,7 +146,7 @@ void check_names(const Options& options) {
   for (const std::string& t : options.transports)
     if (!contains(names, t)) {
       const std::string close = nearest(t, names);
-      throw BadInput(fmt::format("--transport: expected one of {}, met '{}'{}", fmt::join(names, " "), t, close.empty() ? "" : "; did you mean '" + close + "'"));
+      throw BadInput(fmt::format("--transport: expected one of {}, met '{}'{}", joined(names, " "), t, close.empty() ? "" : "; did you mean '" + close + "'"));
     }
   for (const std::string& d : options.devices)
     if (d != "host" && d != "cuda") throw BadInput(fmt::format("--device: expected host or cuda, met '{}'", d));
@@ -226,12 +227,12 @@ class Planner {
         if (empties(word)) return told(word);
       }
     }
-    for (const auto& [name, list] : {std::pair("--ranks", fmt::format("{}", fmt::join(options_.ranks, ","))),
-                                     {"--dtype", fmt::format("{}", fmt::join(options_.dtypes, ","))},
-                                     {"--subject", fmt::format("{}", fmt::join(options_.subjects, ","))},
-                                     {"--check", fmt::format("{}", fmt::join(options_.checks, ","))},
-                                     {"--transport", fmt::format("{}", fmt::join(options_.transports, ","))},
-                                     {"--device", fmt::format("{}", fmt::join(options_.devices, ","))}}) {
+    for (const auto& [name, list] : {std::pair("--ranks", joined(options_.ranks, ",")),
+                                     {"--dtype", joined(options_.dtypes, ",")},
+                                     {"--subject", joined(options_.subjects, ",")},
+                                     {"--check", joined(options_.checks, ",")},
+                                     {"--transport", joined(options_.transports, ",")},
+                                     {"--device", joined(options_.devices, ",")}}) {
       if (list.empty()) continue;
       const std::string option = name;
       if (option == "--ranks") some.ranks = options_.ranks;
@@ -254,7 +255,7 @@ class Planner {
       const std::string transport = required.substr(0, required.find('.'));
       if (transport == "staged" || !reason_unavailable(transport, transport == "nccl" ? "cuda" : "host").empty()) continue;
       if (std::none_of(lanes.begin(), lanes.end(), [&](const auto& l) { return l == required || l.starts_with(required + "."); }))
-        throw BadInput(fmt::format("--require: expected a lane of the selection ({}), met {}; select lines that run on it", fmt::join(lanes, " "), required));
+        throw BadInput(fmt::format("--require: expected a lane of the selection ({}), met {}; select lines that run on it", joined(lanes, " "), required));
     }
   }
 
@@ -471,7 +472,7 @@ struct Expectation {
 };
 
 void conclude(ControlResult& out, const Judged& broken, const Judged& healthy, const Expectation& expected) {
-  out.expected_check = fmt::format("{}", fmt::join(expected.checks, ","));
+  out.expected_check = joined(expected.checks, ",");
   out.caught_by = firing(broken.result);
   const std::string twin = firing(healthy.result);
   if (!twin.empty()) {
@@ -492,7 +493,7 @@ void conclude(ControlResult& out, const Judged& broken, const Judged& healthy, c
   }
   if (!quiet.empty()) {
     out.outcome = out.caught_by.empty() ? ControlResult::escaped : ControlResult::wrong_check;
-    out.reason = fmt::format("{} did not see it", fmt::join(quiet, ", "));
+    out.reason = fmt::format("{} did not see it", joined(quiet, ", "));
     return;
   }
   for (const CheckResult& c : broken.result.checks)
@@ -730,7 +731,7 @@ class Gate {
 
   // A control and its twin share a witness; twins are run once.
   const Judged& twin(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
-    std::string key = print_canonical(line) + "|" + fmt::format("{}", fmt::join(checks, ","));
+    std::string key = print_canonical(line) + "|" + joined(checks, ",");
     auto found = twins_.find(key);
     if (found != twins_.end()) return found->second;
     twin_lines_.push_back(line);
@@ -863,7 +864,7 @@ class Gate {
     } else {
       conclude(out, broken, healthy, expected);
     }
-    out.expected_check = fmt::format("{}", fmt::join(expected.checks, ","));
+    out.expected_check = joined(expected.checks, ",");
     keep(out);
     return out.outcome;
   }
@@ -1006,7 +1007,7 @@ Report run_line(const Case& line, const Options& options, const Registry& regist
   }
   d.checks = d.illegal ? std::vector<std::string>{"rejection"} : due_checks(c, line, declared_of(line, registry), options.checks);
   if (d.checks.empty())
-    throw BadInput(fmt::format("--check: none of {} is due on {}; `shardproof explain` shows which are", fmt::join(options.checks, " "), print(line)));
+    throw BadInput(fmt::format("--check: none of {} is due on {}; `shardproof explain` shows which are", joined(options.checks, " "), print(line)));
   Options plain = options;
   plain.controls = false;
   plain.self = false;

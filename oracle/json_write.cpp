@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 
 namespace shardproof::json_write {
@@ -15,13 +16,13 @@ std::string number(double x) {
 }
 
 std::string list(const std::vector<std::string>& values) {
-  return fmt::format("[{}]", fmt::join(values, ","));
+  return fmt::format("[{}]", joined(values, ","));
 }
 
 std::string object(const std::vector<std::pair<std::string, std::string>>& members) {
   std::vector<std::string> parts;
   for (const auto& [name, value] : members) parts.push_back(json_text(name) + ":" + value);
-  return fmt::format("{{{}}}", fmt::join(parts, ","));
+  return fmt::format("{{{}}}", joined(parts, ","));
 }
 
 std::string texts(const std::vector<std::string>& words) {

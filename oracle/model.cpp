@@ -13,6 +13,7 @@
 #include <set>
 
 #include "oracle/command.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report_parts.hpp"
 
 namespace shardproof {
@@ -78,7 +79,7 @@ class Reader {
     const std::string key = rest[other ? 1 : 0];
     std::erase(rest, key);
     refuse(fmt::format("key '{}'{}", key,
-                       rest.empty() ? "" : fmt::format(" (or {})", fmt::join(rest, ", "))),
+                       rest.empty() ? "" : fmt::format(" (or {})", joined(rest, ", "))),
            "none of this name with a value");
   }
 
@@ -160,7 +161,7 @@ void read_activation(const Reader& in, Model& m) {
   }
   std::vector<std::string> known;
   for (const Activation& a : activations) known.push_back(a.word);
-  in.refuse(fmt::format("an activation of {}", fmt::join(known, " ")), "'" + word + "'");
+  in.refuse(fmt::format("an activation of {}", joined(known, " ")), "'" + word + "'");
 }
 
 // What the file says, else what the code of its model does: GPT-2's kin have biases everywhere,

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "oracle/joined.hpp"
 #include "oracle/report_parts.hpp"
 
 namespace shardproof {
@@ -139,7 +140,7 @@ std::vector<std::vector<std::string>> power_rows(const Report& report) {
   std::vector<std::vector<std::string>> rows;
   for (const Power& p : all) {
     const bool bounded = !p.weakest.empty();
-    const std::string weakest = !p.escaped.empty() ? "escaped: " + telling::join(p.escaped)
+    const std::string weakest = !p.escaped.empty() ? "escaped: " + joined(p.escaped)
                                 : bounded          ? p.weakest
                                                    : "";
     rows.push_back({p.family, p.check, p.state(), std::to_string(p.passed),
@@ -162,7 +163,7 @@ std::vector<std::string> power_warnings(const Report& report) {
       warnings.push_back(
           fmt::format("{} of {} does not see {}: its bound is too wide, or its witness "
                       "does not show it",
-                      p.check, p.family, telling::join(p.escaped)));
+                      p.check, p.family, joined(p.escaped)));
     if (low(p))
       warnings.push_back(
           fmt::format("{} of {} sees {} at {} times the healthy ratio only, at least {} "

@@ -16,6 +16,7 @@
 
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 
@@ -30,10 +31,6 @@ std::string shown(std::string_view word) {
   for (char& c : s)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   return fmt::format("'{}{}'", s, word.size() > most ? "..." : "");
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  return fmt::format("{}", fmt::join(words, " "));
 }
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& choices) {
@@ -101,7 +98,7 @@ const Contract& Registry::contract(const std::string& name) const {
   }
   if (!of_family.empty())
     throw BadInput(fmt::format("contract {}: expected one contract, met a family; it holds {}",
-                               shown(name), joined(of_family)));
+                               shown(name), joined(of_family, " ")));
   std::string close = did_you_mean(name, known);
   throw BadInput(fmt::format("contract {}: expected a contract's name, met none that is known{}",
                              shown(name), close.empty() ? "; `list` names all of them" : close));
@@ -114,10 +111,11 @@ const Subject& Registry::subject(const std::string& contract, const std::string&
   if (name.empty())
     throw BadInput(fmt::format(
         "key 'subject': {} has no subject of its own, so expected subject= with one of: {}",
-        contract, known.empty() ? "(none is registered)" : joined(known)));
-  throw BadInput(fmt::format("key 'subject': expected a subject of {} ({}), met {}{}", contract,
-                             known.empty() ? "only the default, without this key" : joined(known),
-                             shown(name), did_you_mean(name, known)));
+        contract, known.empty() ? "(none is registered)" : joined(known, " ")));
+  throw BadInput(
+      fmt::format("key 'subject': expected a subject of {} ({}), met {}{}", contract,
+                  known.empty() ? "only the default, without this key" : joined(known, " "),
+                  shown(name), did_you_mean(name, known)));
 }
 
 const Control& Registry::control(const std::string& contract, const std::string& name) const {
@@ -129,9 +127,9 @@ const Control& Registry::control(const std::string& contract, const std::string&
   if (!elsewhere.empty())
     throw BadInput(
         fmt::format("key 'control': expected a control of {}, met {}, which is one of {}", contract,
-                    shown(name), joined(elsewhere)));
+                    shown(name), joined(elsewhere, " ")));
   throw BadInput(fmt::format("key 'control': expected a control of {} ({}), met {}{}", contract,
-                             known.empty() ? "it has none" : joined(known), shown(name),
+                             known.empty() ? "it has none" : joined(known, " "), shown(name),
                              did_you_mean(name, known)));
 }
 
@@ -182,8 +180,8 @@ std::string expected_order(std::string_view value) {
   for (const std::string& word : comma_separated(value)) {
     bool again = std::find(seen.begin(), seen.end(), word) != seen.end();
     if (!axis_from(word) || again)
-      return "each axis at most once, fastest first, such as cp,tp (axes: " + joined(axis_names()) +
-             ")";
+      return "each axis at most once, fastest first, such as cp,tp (axes: " +
+             joined(axis_names(), " ") + ")";
     seen.push_back(word);
   }
   return "";
@@ -194,7 +192,7 @@ std::string whole_order(std::string_view value) {
   std::vector<std::string> order = comma_separated(value);
   for (const std::string& axis : axis_names())
     if (std::find(order.begin(), order.end(), axis) == order.end()) order.push_back(axis);
-  return fmt::format("{}", fmt::join(order, ","));
+  return joined(order, ",");
 }
 
 Key integer_key(std::string name, std::string fallback, int64_t low, int64_t high,
@@ -300,8 +298,9 @@ bool is_reserved(std::string_view key) {
 
 [[noreturn]] void refuse_word(const Key& key, std::string_view value) {
   if (key.name == "dtype" && (value == "e4m3" || value == "e5m2"))
-    refuse(key, "one of " + joined(key.choices), value, ", which is reserved and not there yet");
-  refuse(key, "one of " + joined(key.choices), value, did_you_mean(value, key.choices));
+    refuse(key, "one of " + joined(key.choices, " "), value,
+           ", which is reserved and not there yet");
+  refuse(key, "one of " + joined(key.choices, " "), value, did_you_mean(value, key.choices));
 }
 
 // The value in its one spelling.
@@ -331,9 +330,9 @@ std::string checked(const Key& key, std::string_view value) {
   std::vector<std::string> known;
   for (const Key* key : keys) known.push_back(key->name);
   std::string close = did_you_mean(name, known);
-  throw BadInput(fmt::format("key {}: expected a key of {}, met one that it does not take{}",
-                             shown(name), c.name,
-                             close.empty() ? fmt::format("; it takes {}", joined(known)) : close));
+  throw BadInput(fmt::format(
+      "key {}: expected a key of {}, met one that it does not take{}", shown(name), c.name,
+      close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));
 }
 
 // One word of the line into the case; `given` remembers which keys were.
@@ -368,8 +367,9 @@ Case at_defaults(const Contract& c, const std::vector<const Key*>& keys) {
 void require_derived(const Case& line, const std::vector<const Key*>& keys) {
   for (const auto& [i, fallback] : line.derived)
     if (line.keys[i].second.empty())
-      refuse(*keys[i], keys[i]->choices.empty() ? "a value" : "one of " + joined(keys[i]->choices),
-             "", fmt::format("; the rest of the line leaves it open, so write {}=", keys[i]->name));
+      refuse(*keys[i],
+             keys[i]->choices.empty() ? "a value" : "one of " + joined(keys[i]->choices, " "), "",
+             fmt::format("; the rest of the line leaves it open, so write {}=", keys[i]->name));
 }
 
 void check_fault(Case& line) {

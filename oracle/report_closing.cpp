@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "oracle/joined.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
@@ -80,7 +81,7 @@ void add_families(const Report& report, std::vector<Line>& lines) {
 }
 
 void add_lanes(const Report& report, std::vector<Line>& lines) {
-  if (!report.lanes.empty()) lines.push_back({"lanes", join(lanes(report), "   "), ""});
+  if (!report.lanes.empty()) lines.push_back({"lanes", joined(lanes(report), "   "), ""});
   for (const std::string& text : not_due(report)) lines.push_back({"not due", text, ""});
 }
 

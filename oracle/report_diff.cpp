@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "oracle/joined.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/verdict.hpp"
 
@@ -92,7 +93,7 @@ class Comparison {
   void whole() {
     if (before_.verdict == after_.verdict) return;
     std::string now = after_.verdict;
-    if (!after_.reasons.empty()) now += " (" + telling::join(after_.reasons, "; ") + ")";
+    if (!after_.reasons.empty()) now += " (" + joined(after_.reasons, "; ") + ")";
     Change c{"run", "as a whole", before_.verdict, now, "", 0};
     const bool same = !diff_.only_old.any() && !diff_.only_new.any();
     if (before_.verdict == "passed" && same)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "oracle/joined.hpp"
 #include "oracle/markdown.hpp"
 #include "oracle/report_diff.hpp"
 #include "oracle/report_parts.hpp"
@@ -58,8 +59,8 @@ std::string alone_text(const Alone& a) {
     parts.push_back(fmt::format("{} on {} (the first: {})", telling::number_of(a.checks, "check"),
                                 telling::number_of(a.lines, "line"), a.first_line));
   if (a.controls > 0) parts.push_back(telling::number_of(a.controls, "control"));
-  if (!a.lanes.empty()) parts.push_back("lanes " + telling::join(a.lanes));
-  return telling::join(parts);
+  if (!a.lanes.empty()) parts.push_back("lanes " + joined(a.lanes));
+  return joined(parts);
 }
 
 std::string sentence(const ReportDiff& d) {

@@ -43,6 +43,7 @@
 #include "oracle/case.hpp"
 #include "oracle/comm/door.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_page.hpp"
@@ -249,7 +250,7 @@ ordered_json entry(const Power& p) {
 }
 
 std::string array_of_lines(const std::vector<std::string>& entries) {
-  return entries.empty() ? "[]" : "[\n  " + join(entries, ",\n  ") + "\n ]";
+  return entries.empty() ? "[]" : "[\n  " + joined(entries, ",\n  ") + "\n ]";
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "oracle/report.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report_parts.hpp"
 
 namespace shardproof {
@@ -82,7 +83,7 @@ TestCase judgement_of(const Report& report) {
   if (why.empty()) return t;
   t.what = TestCase::failure;
   t.type = "no judgement";
-  t.message = join(why, "; ");
+  t.message = joined(why, "; ");
   t.text = closing(report);
   return t;
 }

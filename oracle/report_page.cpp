@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/json_write.hpp"
 #include "oracle/power.hpp"
@@ -31,7 +32,6 @@ using telling::block_about;
 using telling::Ending;
 using telling::Family;
 using telling::is_numeric;
-using telling::join;
 using telling::lets_pass;
 using telling::number_of;
 using telling::printable;
@@ -335,11 +335,11 @@ std::string facts(const Report& report) {
       {"judge", self.planted == 0 ? ""
                                   : number_of(self.planted, "fault") + " planted in it, " +
                                         std::to_string(self.named) + " named"},
-      {"missed", join(self.failures, "; ")},
-      {"versions", join(versions)},
-      {"ranks", join(places)},
-      {"required", join(report.required)},
-      {"not due", join(telling::not_due(report), "; ")}};
+      {"missed", joined(self.failures, "; ")},
+      {"versions", joined(versions)},
+      {"ranks", joined(places)},
+      {"required", joined(report.required)},
+      {"not due", joined(telling::not_due(report), "; ")}};
   for (const auto& [name, told] : all) rows.push_back(list({json_text(name), brief(told)}));
   return list(rows);
 }

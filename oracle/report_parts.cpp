@@ -1,5 +1,6 @@
 // Words for numbers and sums by family and lane: computed once, told in every form of the report.
 #include "oracle/report_parts.hpp"
+#include "oracle/joined.hpp"
 
 #include <fmt/format.h>
 
@@ -25,10 +26,6 @@ std::string row(const std::string& label, const std::string& text, int width) {
   }
   end_line();
   return lines + '\n';
-}
-
-std::string join(const std::vector<std::string>& words, const char* separator) {
-  return fmt::format("{}", fmt::join(words, separator));
 }
 
 std::string number_of(int64_t n, const std::string& what) {
@@ -75,7 +72,7 @@ std::string ranks(const std::vector<int>& given) {
       for (int r = *first; r <= last; r++) runs.push_back(std::to_string(r));
     first = next;
   }
-  return (sorted.size() == 1 ? "rank " : "ranks ") + join(runs);
+  return (sorted.size() == 1 ? "rank " : "ranks ") + joined(runs);
 }
 
 bool is_numeric(const CheckResult& c) {
@@ -212,7 +209,7 @@ std::vector<std::string> lanes(const Report& report) {
       phrase += (phrase == t.name ? "" : ",") + counts_text(counts) + not_proven(reason);
     phrases.push_back(phrase);
   }
-  for (const auto& [reason, names] : absent) phrases.push_back(join(names) + not_proven(reason));
+  for (const auto& [reason, names] : absent) phrases.push_back(joined(names) + not_proven(reason));
   return phrases;
 }
 
@@ -241,9 +238,9 @@ struct NotDue {
       std::vector<std::string> alike;
       for (const auto& [other, as_often] : what)
         if (as_often == times) alike.push_back(other);
-      parts.push_back(join(alike) + (times == 1 ? "" : fmt::format(" ({} times)", times)));
+      parts.push_back(joined(alike) + (times == 1 ? "" : fmt::format(" ({} times)", times)));
     }
-    return of + ": " + join(parts);
+    return of + ": " + joined(parts);
   }
 };
 
@@ -365,7 +362,7 @@ std::string tally(const Counts& n) {
                               {n.untested, "untested"}})
     if (number > 0) parts.push_back(fmt::format("{} {}", number, word));
   parts.push_back(fmt::format("{} skipped", n.skipped));
-  return join(parts);
+  return joined(parts);
 }
 
 int64_t blamed_cases(const Report& report) {
@@ -388,7 +385,7 @@ Ending ending(const Report& report) {
   const Counts n = counts(report);
   const std::vector<std::string> why = no_judgement(report);
   if (!why.empty()) {
-    std::string sentence = join(why, "; ");
+    std::string sentence = joined(why, "; ");
     if (n.blamed() > 0)
       sentence += fmt::format("; {} that did not pass blame{} nobody until then",
                               number_of(n.blamed(), "check"), n.blamed() == 1 ? "s" : "");

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "oracle/markdown.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
@@ -40,7 +41,7 @@ std::string lanes_list(const Report& report) {
   std::string text = "Lanes: ";
   std::vector<std::string> phrases;
   for (const std::string& phrase : lanes(report)) phrases.push_back(cell(phrase));
-  return text + join(phrases, "; ") + ".\n\n";
+  return text + joined(phrases, "; ") + ".\n\n";
 }
 
 std::vector<std::string> blocks(const Report& report) {
@@ -99,7 +100,7 @@ std::string made_by(const Report& report) {
   std::string text = "Command: <code>" + cell(report.command) + "</code>";
   std::vector<std::string> versions;
   for (const auto& [what, version] : report.versions) versions.push_back(what + " " + version);
-  if (!versions.empty()) text += ". Versions: " + cell(join(versions));
+  if (!versions.empty()) text += ". Versions: " + cell(joined(versions));
   return text + ".\n";
 }
 

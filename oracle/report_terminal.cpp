@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "oracle/report.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report_parts.hpp"
 
 namespace shardproof {
@@ -66,14 +67,14 @@ std::string seen(const Finding& f, const CaseResult& c) {
   std::vector<std::string> place, parts;
   if (!f.where.empty()) place.push_back(f.where);
   if (std::string r = ranks_of(f, world_of(c.lane)); !r.empty()) place.push_back(r);
-  if (!place.empty()) parts.push_back(join(place));
+  if (!place.empty()) parts.push_back(joined(place));
   if (!f.message.empty()) parts.push_back(f.message);
   if (f.numeric) {
     const auto [got, want] = distinguished(f.got, f.want);
     parts.push_back(fmt::format("got {}   want {}   {}", got, want, bound_of(f, c)));
   }
   if (std::string extent = extent_of(f); !extent.empty()) parts.push_back(extent);
-  return join(parts, "   ");
+  return joined(parts, "   ");
 }
 
 std::string upper(std::string text) {
@@ -135,7 +136,7 @@ std::string names(const CaseResult& c, Verdict v, bool with_notes) {
     if (check.verdict == v)
       words.push_back(with_notes && !check.note.empty() ? check.check + " (" + check.note + ")"
                                                         : check.check);
-  return join(words);
+  return joined(words);
 }
 
 std::string rest(const CaseResult& c, const CheckResult& first) {
@@ -210,7 +211,7 @@ std::string passed_line(const CaseResult& c) {
   }
   const CheckResult* first = headline(c);
   const std::string label = first ? upper(name(first->verdict)) : "UNTESTED";
-  std::string text = c.line + "    " + join(words);
+  std::string text = c.line + "    " + joined(words);
   if (!reason.empty()) text += " (" + reason + ")";
   return row(label, text + "   " + telling::seconds(c.seconds));
 }

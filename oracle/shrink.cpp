@@ -17,6 +17,7 @@
 #include "oracle/command.hpp"
 #include "oracle/due.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
@@ -217,7 +218,7 @@ void shorter_lists(const Case& line, const Handles& h, std::vector<Case>& out) {
     auto add = [&](const std::vector<int64_t>& less) {
       const int64_t before = std::accumulate(list->begin(), list->end(), int64_t(0)),
                     after = std::accumulate(less.begin(), less.end(), int64_t(0));
-      const std::pair shorter{key, fmt::format("{}", fmt::join(less, ","))};
+      const std::pair shorter{key, joined(less, ",")};
       out.push_back(with(line, {shorter}));
       for (const std::string& extent : h.extents)
         if (line.at(extent) == before)
@@ -348,7 +349,7 @@ CaseResult first_judgement(LineJudge& judge, const Case& line, const Options& op
         "{}: expected a line that the subject does, met one that it declares not to do ({})",
         print(line), why));
   throw BadInput(fmt::format("--check: expected a check that is due on {}, met {}", print(line),
-                             fmt::join(options.checks, ", ")));
+                             joined(options.checks, ", ")));
 }
 
 // Ranks that hang cost a deadline each time: a tenth of it for candidates (a second where nothing

@@ -19,9 +19,7 @@ inline constexpr int subject_interface_version = 1;
 // A precondition that does not hold. Thrown before any call, equal on all ranks.
 struct Rejected : std::runtime_error {
   std::string expected, met, advice;
-  Rejected(std::string expected_, std::string met_, std::string advice_)
-      : std::runtime_error("expected " + expected_ + ", met " + met_ + "; " + advice_),
-        expected(std::move(expected_)), met(std::move(met_)), advice(std::move(advice_)) {}
+  Rejected(std::string expected, std::string met, std::string advice);
 };
 
 // Handed to the subject, valid for one case. Local shapes come with the views; global extents and

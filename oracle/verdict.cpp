@@ -1,5 +1,6 @@
 // From single verdicts to the one answer: what is counted, when nobody can be blamed, how to exit.
 #include "oracle/verdict.hpp"
+#include "oracle/joined.hpp"
 
 #include <fmt/format.h>
 
@@ -121,7 +122,7 @@ std::string names_of(const Report& report, Predicate is) {
     if (is(c) && std::find(names.begin(), names.end(), c.name) == names.end())
       names.push_back(c.name);
   const size_t shown = std::min<size_t>(names.size(), 3);
-  std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
+  std::string text = joined(std::span(names).first(shown));
   if (names.size() > shown) text += fmt::format(" and {} more", names.size() - shown);
   return text;
 }

@@ -10,6 +10,7 @@
 
 #include "fixtures/context_maps.hpp"
 #include "oracle/check.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/attention.hpp"
 #include "primitives/attention_line.hpp"
@@ -56,9 +57,7 @@ Key list_key(const char* name, size_t entries, const char* help) {
       return expected;
     }
   };
-  k.normal = [name](std::string_view text) {
-    return fmt::format("{}", fmt::join(parse_list(name, text), ","));
-  };
+  k.normal = [name](std::string_view text) { return joined(parse_list(name, text), ","); };
   return k;
 }
 

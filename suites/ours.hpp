@@ -14,11 +14,6 @@ void add_ours_on_host(Registry& registry, const std::string& contract, Declared 
   registry.add(
       Subject{"", contract, [] { return std::make_unique<Primitive>(); }, std::move(declared)});
 }
-inline void add_ours_on_device(Registry& registry, const std::string& contract,
-                               Declared declared = {}) {
-  registry.add(Subject{device_subject, contract,
-                       [contract] { return make_device_kernel(contract); }, std::move(declared)});
-}
 template <class Primitive>
 void add_ours(Registry& registry, const std::string& contract, const Declared& declared = {}) {
   add_ours_on_host<Primitive>(registry, contract, declared);

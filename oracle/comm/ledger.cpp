@@ -5,6 +5,8 @@
 // logical payload and totals, which are integers for every extent.
 #include "oracle/comm/ledger.hpp"
 
+#include "oracle/joined.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +20,7 @@ std::string members_text(const std::vector<int>& members) {
   bool run = members.size() > 2;
   for (size_t i = 1; i < members.size(); ++i) run = run && members[i] == members[i - 1] + 1;
   if (run) return fmt::format("{{{}-{}}}", members.front(), members.back());
-  return fmt::format("{{{}}}", fmt::join(members, ","));
+  return fmt::format("{{{}}}", joined(members, ","));
 }
 
 std::string site_text(const char* file, int line) {
@@ -39,8 +41,8 @@ std::string what(const LedgerEntry& e) {
     case Op::broadcast:
       return fmt::format("broadcast from member {}, {}", e.hop, payload);
     case Op::all_to_all:
-      return fmt::format("all_to_all, {} (sends {}, receives {})", payload, fmt::join(e.send, ","),
-                         fmt::join(e.recv, ","));
+      return fmt::format("all_to_all, {} (sends {}, receives {})", payload, joined(e.send, ","),
+                         joined(e.recv, ","));
     case Op::barrier:
       return "barrier";
     case Op::all_gather:

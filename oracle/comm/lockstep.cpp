@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "oracle/comm/standing.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 namespace {
@@ -50,7 +51,7 @@ std::string text(const Differences& d, Op op) {
   if (d.count) fields.push_back("count");
   if (d.sequence) fields.push_back("sequence");
   if (d.group) fields.push_back("group");
-  return fmt::format("{}", fmt::join(fields, ", "));
+  return joined(fields, ", ");
 }
 
 // "call 5 of its group, in backward: all_gather, 12 x f32, at linear_row.cpp:44"

@@ -31,6 +31,7 @@
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 namespace {
@@ -204,10 +205,10 @@ class MpiWorld final : public World {
     for (int present = 0; present < spec_.ranks;) {
       if (launcher_gone())
         throw Infrastructure(fmt::format("the launcher '{}' ended before its {} ranks had called back: {}; try it by hand, or name another with --mpiexec",
-                                         fmt::join(launcher_, " "), spec_.ranks, tail_of(log_file())));
+                                         joined(launcher_, " "), spec_.ranks, tail_of(log_file())));
       if (seconds_since(begin) > limit)
         throw Infrastructure(fmt::format("{} of {} ranks called back within {:.0f} s of '{}': {}; check that every host can be reached and has enough slots",
-                                         present, spec_.ranks, limit, fmt::join(launcher_, " "), tail_of(log_file())));
+                                         present, spec_.ranks, limit, joined(launcher_, " "), tail_of(log_file())));
       pollfd p{listener_, POLLIN, 0};
       if (::poll(&p, 1, 5) <= 0) continue;
       const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
@@ -222,7 +223,7 @@ class MpiWorld final : public World {
       if (hello.size != spec_.ranks) {
         ::close(fd);
         throw Infrastructure(fmt::format("expected a world of {} ranks, met one of {}: '{}' belongs to another MPI than the library of the ranks ({}); name the right one with --mpiexec",
-                                         spec_.ranks, hello.size, fmt::join(launcher_, " "), hello.library));
+                                         spec_.ranks, hello.size, joined(launcher_, " "), hello.library));
       }
       RankLink& l = links_[size_t(hello.rank)];
       l.fd = fd;

@@ -1,6 +1,8 @@
 // Where ranks stand, in words.
 #include "oracle/comm/standing.hpp"
 
+#include "oracle/joined.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,8 +10,6 @@
 
 namespace shardproof {
 namespace {
-
-std::string joined(std::span<const int> ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
 
 bool consecutive(std::span<const int> ranks) {
   for (size_t i = 1; i < ranks.size(); ++i) {
@@ -43,7 +43,7 @@ std::string member_text(std::span<const int> ranks) {
   if (ranks.size() > 2 && consecutive(ranks)) {
     return fmt::format("{{{}-{}}}", ranks.front(), ranks.back());
   }
-  return fmt::format("{{{}}}", fmt::join(ranks, ","));
+  return fmt::format("{{{}}}", joined(ranks, ","));
 }
 
 __attribute__((no_sanitize_thread)) Trace snapshot(const Trace& t) {

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "oracle/case.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/printable.hpp"
 
 namespace shardproof::digest {
@@ -676,9 +677,9 @@ std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
       "{{\n  \"schema\": 1,\n  \"logs\": [{}],\n  \"drift\": {},\n  \"first_step\": {},\n  "
       "\"phase\": {},\n  \"parameter\": {},\n  \"rank\": {},\n  \"index\": [],\n  \"what\": {},\n  "
       "\"means\": {},\n  \"findings\": {},\n  \"steps\": {},\n  \"notes\": [{}]\n}}\n",
-      fmt::join(paths, ", "), f != nullptr, known(std::to_string(g.step)), known(quoted(g.phase)),
+      joined(paths, ", "), f != nullptr, known(std::to_string(g.step)), known(quoted(g.phase)),
       known(quoted(g.tensor)), g.rank.empty() ? "null" : quoted(g.rank), known(quoted(g.what)),
-      known(quoted(g.means)), r.findings.size(), r.steps, fmt::join(notes, ", "));
+      known(quoted(g.means)), r.findings.size(), r.steps, joined(notes, ", "));
 }
 
 }  // namespace shardproof::digest

@@ -10,6 +10,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/command.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/run.hpp"
 #include "oracle/tensors/safetensors.hpp"
@@ -29,7 +30,7 @@ std::string list_of(const List& list, Text text) {
 }
 std::string texts(const std::vector<std::string>& list) { return list_of(list, json_text); }
 std::string numbers(std::span<const int64_t> list) {
-  return fmt::format("[{}]", fmt::join(list, ","));
+  return fmt::format("[{}]", joined(list, ","));
 }
 std::string flag(bool b) { return b ? "true" : "false"; }
 std::string dtype_text(DType d) { return json_text(tensors::format_name(d)); }
@@ -41,7 +42,7 @@ std::string object(const std::vector<std::pair<std::string, std::string>>& membe
   return "{" + all + "}";
 }
 std::string rows(const std::vector<std::string>& objects) {
-  return objects.empty() ? "[]" : fmt::format("[\n    {}\n  ]", fmt::join(objects, ",\n    "));
+  return objects.empty() ? "[]" : fmt::format("[\n    {}\n  ]", joined(objects, ",\n    "));
 }
 
 std::string mesh_text(const Mesh& mesh) {
@@ -58,7 +59,7 @@ std::string groups_text(const Mesh& mesh) {
   for (Axis a : axes)
     if (mesh.size(a) > 1)
       members.emplace_back(name(a), list_of(mesh.groups({a}), [](const std::vector<int>& g) {
-                             return fmt::format("[{}]", fmt::join(g, ","));
+                             return fmt::format("[{}]", joined(g, ","));
                            }));
   return object(members);
 }
@@ -81,7 +82,7 @@ std::string tensor_text(const Plan& plan, int operand) {
       {"dtype", dtype_text(plan.dtype_of(value))},
       {"global_shape", numbers(o.shape)},
       {"layout", json_text(text(o.layout))},
-      {"local_shapes", "[" + fmt::format("{}", fmt::join(locals, ", ")) + "]"}};
+      {"local_shapes", "[" + joined(locals, ", ") + "]"}};
   if (e.declared.backward && o.role != Operand::index) {
     members.emplace_back("gradient", flag(o.gradient));
     members.emplace_back("gradient_layout", json_text(text(dual(o.layout))));
@@ -106,7 +107,7 @@ std::string body_of(const Plan& plan) {
   for (const Pass& p : plan.passes)
     passes.push_back(fmt::format("{{\"name\": {}, \"accumulate\": {}, \"steps\": [\n      {}]}}",
                                  json_text(p.name), flag(p.accumulate),
-                                 fmt::join(
+                                 joined(
                                      [&] {
                                        std::vector<std::string> steps;
                                        for (const Step& s : p.steps) steps.push_back(step_text(s));

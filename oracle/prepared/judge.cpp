@@ -11,6 +11,7 @@
 
 #include "oracle/checks/patterns.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/prepared/case_file.hpp"
 #include "oracle/run.hpp"
@@ -153,7 +154,7 @@ class Opened {
     for (const Unasked& u : plan().unasked) by_reason.add(u.why, u.check);
     std::vector<std::string> texts;
     for (const auto& [why, checks] : by_reason.entries)
-      texts.push_back(fmt::format("{} of files: {}", fmt::join(checks, ", "), why));
+      texts.push_back(fmt::format("{} of files: {}", joined(checks, ", "), why));
     return texts;
   }
   const std::string& digest() const { return case_.digest; }
@@ -381,7 +382,7 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   if (cases.empty())
     throw BadInput(
         fmt::format("--check: expected a check that was prepared, met {}; case.json lists them",
-                    fmt::join(options.checks, ", ")));
+                    joined(options.checks, ", ")));
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
     if (interrupted()) break;
@@ -405,7 +406,7 @@ std::vector<std::string> not_judged(const Report& report) {
       if (check.verdict == Verdict::skipped) skipped.add(check.note, check.check);
   std::vector<std::string> texts;
   for (const auto& [why, checks] : skipped.entries)
-    texts.push_back(fmt::format("{} ({})", fmt::join(checks, ", "), why));
+    texts.push_back(fmt::format("{} ({})", joined(checks, ", "), why));
   return texts;
 }
 

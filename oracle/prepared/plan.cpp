@@ -10,6 +10,7 @@
 #include "oracle/checks/pairing.hpp"
 #include "oracle/command.hpp"
 #include "oracle/cost.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof::prepared {
@@ -118,7 +119,7 @@ Plan plan_of(const Case& asked, const std::vector<std::string>& only, const Regi
     throw BadInput(
         fmt::format("--check: expected a check that is due on the line and can be asked of files, "
                     "met {}; {} can be asked by `run` only",
-                    fmt::join(only, ", "), "ledger, lockstep, repeat, gradcheck, rejection"));
+                    joined(only, ", "), "ledger, lockstep, repeat, gradcheck, rejection"));
   plan.evidence = plan_case_of_any_size(*plan.line, declared, plan.checks, registry);
   for (size_t s = 0; s < plan.evidence.shots.size(); ++s)
     plan.passes.push_back(pass_of(plan.evidence, s));

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "oracle/comm/door.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/tensors/safetensors.hpp"
 
@@ -66,7 +67,7 @@ std::string header_of(const std::vector<TensorToWrite>& tensors, const Metadata&
   for (const TensorToWrite& t : tensors) {
     members += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
                            members.empty() ? "" : ",", json_text(t.name), format_name(t.dtype),
-                           fmt::join(t.shape, ","), at, at + bytes_of(t));
+                           joined(t.shape, ","), at, at + bytes_of(t));
     at += bytes_of(t);
   }
   std::string header = "{" + members + "}";

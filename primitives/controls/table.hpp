@@ -2,7 +2,6 @@
 #pragma once
 #include <memory>
 #include <span>
-#include <string>
 
 #include "oracle/registry.hpp"
 
@@ -15,21 +14,6 @@ struct Row {
   bool alone = false, backward = true;
 };
 
-inline void add(Registry& registry, std::span<const Row> rows) {
-  for (const Row& row : rows) {
-    Control c;
-    c.contract = row.contract;
-    c.name = row.name;
-    c.make = row.make;
-    c.check = row.check;
-    c.silent = row.silent;
-    c.alone = row.alone;
-    c.imitates = row.imitates;
-    c.witness = std::string(row.contract) + " " + row.words;
-    c.makes_visible = row.makes_visible;
-    c.declared.backward = row.backward;
-    registry.add(std::move(c));
-  }
-}
+void add(Registry&, std::span<const Row>);
 
 }  // namespace shardproof::controls
