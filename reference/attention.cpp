@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace shardproof::reference {
 namespace {
@@ -50,7 +51,7 @@ struct Rows {
 
 // One row of the softmax: the keys that a query sees, in order, with scores and probabilities.
 struct Row {
-  std::vector<size_t> keys;
+  std::span<const size_t> keys;
   Values raw, score, p;  // scale q k, the same after the cap, exp(score - lse)
   double lse = -infinity, greatest = -infinity;
 };
@@ -63,24 +64,23 @@ std::vector<std::vector<size_t>> seen_keys(const Attention& a) {
   return seen;
 }
 
-Row softmax(const Attention& a, const std::vector<size_t>& keys, In q, In k, size_t i, int64_t h) {
+void softmax(const Attention& a, In q, In k, size_t i, int64_t h, Row& r) {
   const Rows rows{a};
-  Row r;
-  r.keys = keys;
-  r.raw.reserve(keys.size()), r.score.reserve(keys.size()), r.p.reserve(keys.size());
-  for (size_t j : keys) {
-    r.raw.push_back(a.scale * dot(rows.q(q, i, h), rows.k(k, j, h)));
+  const In query = rows.q(q, i, h);
+  r.raw.clear(), r.score.clear(), r.p.clear();
+  r.lse = r.greatest = -infinity;
+  for (size_t j : r.keys) {
+    r.raw.push_back(a.scale * dot(query, rows.k(k, j, h)));
     r.score.push_back(a.softcap > 0 ? a.softcap * std::tanh(r.raw.back() / a.softcap)
                                     : r.raw.back());
     r.greatest = std::max(r.greatest, r.score.back());
   }
-  if (keys.empty()) return r;
+  if (r.keys.empty()) return;
   double sum = 0;
   for (double s : r.score) r.p.push_back(std::exp(s - r.greatest));
   for (double p : r.p) sum += p;
   r.lse = r.greatest + std::log(sum);
   for (double& p : r.p) p /= sum;
-  return r;
 }
 
 void weighted(const Rows& rows, const Row& r, In v, int64_t h, double* o) {
@@ -94,8 +94,14 @@ void weighted(const Rows& rows, const Row& r, In v, int64_t h, double* o) {
 template <class Visit>
 void each_row(const Attention& a, In q, In k, const Visit& visit) {
   const auto seen = seen_keys(a);
-  for (size_t i = 0; i < seen.size(); ++i)
-    for (int64_t h = 0; h < a.heads; ++h) visit(i, h, softmax(a, seen[i], q, k, i, h));
+  Row row;
+  for (size_t i = 0; i < seen.size(); ++i) {
+    row.keys = seen[i];
+    for (int64_t h = 0; h < a.heads; ++h) {
+      softmax(a, q, k, i, h, row);
+      visit(i, h, std::as_const(row));
+    }
+  }
 }
 
 }  // namespace
@@ -216,30 +222,39 @@ RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, cons
     sum += r.p[j] * growth_of(error.back());
   }
   const double shift = std::log1p(sum);
+  Values lost(rows.dv());
   for (size_t j = 0; j < r.keys.size(); ++j) {
     const Vector value = vector_of(rows, &Rows::v, v, v_error, r.keys[j], h);
     const double grown = growth_of(error[j] + shift) + 2 * n * u;
-    for (size_t d = 0; d < rows.dv(); ++d)
-      b.o[d] +=
-          r.p[j] * (grown * value.most(d) + value.error(d)) + rounding.tiny * (value.most(d) + 1);
+    for (size_t d = 0; d < rows.dv(); ++d) {
+      b.o[d] += r.p[j] * (grown * value.most(d) + value.error(d));
+      lost[d] += value.most(d) + 1;
+    }
   }
+  for (size_t d = 0; d < rows.dv(); ++d) b.o[d] += rounding.tiny * lost[d];
   b.lse = r.keys.empty() ? 0 : shift + n * u + u * (std::abs(r.lse) + function_ulps);
   b.score = std::move(scores);
   return b;
 }
 
-// Sums that the bounds of the gradients are made of.
+// Sums that the bounds of the gradients are made of. What is lost below the normal range is counted
+// in units of `tiny`: a product with a subnormal costs a hundred times as much as any other.
 struct Sums {
-  Values error, magnitude;
-  explicit Sums(size_t n) : error(n), magnitude(n) {}
-  void add(size_t at, double e, double m) { error[at] += e, magnitude[at] += m; }
+  Values error, magnitude, lost;
+  explicit Sums(size_t n) : error(n), magnitude(n), lost(n) {}
+  void add(size_t at, double e, double m, double l) {
+    error[at] += e, magnitude[at] += m, lost[at] += l;
+  }
 };
 
 // error + gamma_n magnitude, and the roundings of the parts that ranks send to each other.
 Values bound_of(const Sums& s, double terms, const AttentionRounding& r) {
   const double growth = gamma_of(terms, r.accumulate) + (r.ranks > 1 ? r.ranks * r.wire : 0);
   Values b(s.error.size());
-  for (size_t i = 0; i < b.size(); ++i) b[i] = s.error[i] + growth * (s.magnitude[i] + s.error[i]);
+  for (size_t i = 0; i < b.size(); ++i) {
+    const double error = s.error[i] + r.tiny * s.lost[i];
+    b[i] = error + growth * (s.magnitude[i] + error);
+  }
   return b;
 }
 
@@ -249,7 +264,7 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
                                  In v, In g, In g_lse, const AttentionErrors& errors) {
   require_shapes(a, q, k, v);
   const Rows rows{a};
-  const double u = rounding.accumulate;
+  const double u = rounding.accumulate, twice_tiny = 2 * rounding.tiny;
   const size_t count = a.queries.size() * size_t(a.heads);
   AttentionBounds b;
   b.o.resize(count * rows.dv()), b.lse.resize(count);
@@ -291,20 +306,17 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
       const double ds = r.p[n] * std::abs(inner) * slope;
       const double ds_error =
           r.p[n] * (1 + p_error) * (std::abs(inner) + inner_error) * (slope + slope_error) - ds +
-          (3 * u * r.p[n] + rounding.tiny) * (std::abs(inner) + inner_error) + 2 * rounding.tiny;
+          (3 * u * r.p[n] + rounding.tiny) * (std::abs(inner) + inner_error) + twice_tiny;
       const double scale = std::abs(a.scale);
       const size_t key = rows.key(r.keys[n], h);
       for (size_t c = 0; c < rows.dv(); ++c)
-        dv.add(key * rows.dv() + c,
-               r.p[n] * (p_error * go.most(c) + go.error(c)) + rounding.tiny * (go.most(c) + 1),
-               r.p[n] * std::abs(go.value[c]));
+        dv.add(key * rows.dv() + c, r.p[n] * (p_error * go.most(c) + go.error(c)),
+               r.p[n] * std::abs(go.value[c]), go.most(c) + 1);
       for (size_t c = 0; c < rows.dk(); ++c) {
-        dq.add(at * rows.dk() + c,
-               scale * (ds_error * kj.most(c) + ds * kj.error(c)) + rounding.tiny,
-               scale * ds * std::abs(kj.value[c]));
-        dk.add(key * rows.dk() + c,
-               scale * (ds_error * qi.most(c) + ds * qi.error(c)) + rounding.tiny,
-               scale * ds * std::abs(qi.value[c]));
+        dq.add(at * rows.dk() + c, scale * (ds_error * kj.most(c) + ds * kj.error(c)),
+               scale * ds * std::abs(kj.value[c]), 1);
+        dk.add(key * rows.dk() + c, scale * (ds_error * qi.most(c) + ds * qi.error(c)),
+               scale * ds * std::abs(qi.value[c]), 1);
       }
     }
   });
