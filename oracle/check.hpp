@@ -21,6 +21,21 @@ struct Truth {
   std::vector<Gauge> output_gauges, gradient_gauges;
 };
 
+// What checks work out from the reference alone, by name: computed once and shared by the lines
+// that differ only in what the reference cannot see, as a control and its healthy twin do.
+class Kept {
+ public:
+  template <class T, class Make>
+  const T& get(const std::string& name, const Make& make) {
+    std::shared_ptr<const void>& value = values_[name];
+    if (!value) value = std::make_shared<const T>(make());
+    return *static_cast<const T*>(value.get());
+  }
+
+ private:
+  std::map<std::string, std::shared_ptr<const void>> values_;
+};
+
 // Everything about a case that is known before and after the ranks ran.
 struct Evidence {
   const Case* line = nullptr;
@@ -33,6 +48,7 @@ struct Evidence {
   std::vector<RankRecord> ranks;           // by world rank; same order of shots
   // Reference on a feed; computed once and kept.
   std::function<const Truth&(const Feed&)> truth;
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
 
   int find_shot(const std::string& name) const;         // -1
   const ShotRecord& record(int rank, int shot) const { return ranks[size_t(rank)].shots[size_t(shot)]; }

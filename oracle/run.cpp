@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/checks/pairing.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
@@ -28,11 +29,15 @@ double now() {
 }
 
 // The line without what the reference cannot see.
-std::string truth_key(const Case& line, const Feed& feed) {
+std::string seen_by_reference(const Case& line) {
   std::string key = line.contract;
   for (const auto& [k, v] : line.keys)
     if (k != "transport" && k != "device" && k != "subject" && k != "control" && k != "fault" && k != "strides") key += ' ' + k + '=' + v;
-  key += fmt::format("|{} {} {}", int(feed.fill), feed.seed, feed.range);
+  return key;
+}
+
+std::string truth_key(const Case& line, const Feed& feed) {
+  std::string key = seen_by_reference(line) + fmt::format("|{} {} {}", int(feed.fill), feed.seed, feed.range);
   for (const auto& b : feed.basis) key += fmt::format(" e{}:{}", b.operand, b.index);
   for (const auto& g : feed.given) {
     uint64_t hash = 0xcbf29ce484222325;
@@ -69,8 +74,7 @@ Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed)
       w.value.push_back(draw_index(feed.seed, o.name, o.below, i));
     return w;
   }
-  const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
-  w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
+  w.value = filled(e, feed, operand, cotangent);
   return w;
 }
 
@@ -218,9 +222,18 @@ void Worlds::drop(const std::string& transport) {
 }
 
 void Truths::trim() {
-  if (elements_ < int64_t(1) << 23 && kept_.size() < 2048) return;
+  if (elements_ < int64_t(1) << 23 && kept_.size() < 2048 && of_checks_.size() < 256) return;
   kept_.clear();
+  of_checks_.clear();
   elements_ = 0;
+}
+
+std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declared) {
+  std::shared_ptr<Kept>& kept =
+      of_checks_[seen_by_reference(line) +
+                 fmt::format("|{} {}", declared.truncates, declared.accumulates_in_storage)];
+  if (!kept) kept = std::make_shared<Kept>();
+  return kept;
 }
 
 const Truth& Truths::get(const Case& line, const Evidence& e, const Feed& feed) {
@@ -245,8 +258,10 @@ Runner::Runner(const Options& options, const Registry& registry, RankMain main)
 
 namespace {
 
-Evidence planned(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry, bool any_size) {
+Evidence planned(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry, bool any_size,
+                 std::shared_ptr<Kept> kept = nullptr) {
   Evidence e;
+  if (kept) e.kept = std::move(kept);
   e.line = &line;
   e.contract = &registry.contract(line.contract);
   e.declared = declared;
@@ -276,8 +291,9 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
 
 }  // namespace
 
-Evidence plan_case(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry) {
-  return planned(line, declared, checks, registry, /*any_size=*/false);
+Evidence plan_case(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry,
+                   std::shared_ptr<Kept> kept) {
+  return planned(line, declared, checks, registry, /*any_size=*/false, std::move(kept));
 }
 Evidence plan_case_of_any_size(const Case& line, const Declared& declared, const std::vector<std::string>& checks,
                                const Registry& registry) {
@@ -294,7 +310,8 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   j.result.contract = line.contract;
   j.result.family = registry_.contract(line.contract).family;
   j.result.lane = lane;
-  j.evidence = plan_case(line, declared_of(line, registry_), checks, registry_);
+  const Declared declared = declared_of(line, registry_);
+  j.evidence = plan_case(line, declared, checks, registry_, truths_.of_checks(line, declared));
 
   Job job;
   job.number = ++number_;

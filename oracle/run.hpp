@@ -33,11 +33,14 @@ class Truths {
  public:
   explicit Truths(const Registry& registry) : registry_(registry) {}
   const Truth& get(const Case&, const Evidence&, const Feed&);
+  // What checks keep of a line, for a precision that its subject declares.
+  std::shared_ptr<Kept> of_checks(const Case&, const Declared&);
   void trim();  // between cases: a whole gate would otherwise keep every tensor that it drew
 
  private:
   const Registry& registry_;
   std::map<std::string, std::unique_ptr<Truth>> kept_;
+  std::map<std::string, std::shared_ptr<Kept>> of_checks_;
   int64_t elements_ = 0;
 };
 
@@ -70,7 +73,7 @@ class Runner {
 // A case as its checks plan it: the base shot, and those that they add. The line outlives it; there are
 // no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact range, or
 // where the case is larger than a judge can hold (cost.hpp).
-Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks, const Registry&);
+Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks, const Registry&, std::shared_ptr<Kept> kept = nullptr);
 // Checks that are due on a healthy case, narrowed by `only` where it is not empty.
 std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&, const std::vector<std::string>& only);
 // Declared properties of what the line puts under test (subject or control).

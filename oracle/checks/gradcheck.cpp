@@ -24,6 +24,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
@@ -181,60 +182,92 @@ std::string shot_name(const Evidence& e, int operand, int power, int sign) {
                      sign > 0 ? "+" : "-", power);
 }
 
-// |phi5| of the reference near x: the larger of two central differences of fifth order.
+// |phi5| of the reference near x: the larger of two central differences of fifth order, at k and at
+// 2k. Their points overlap.
 double fifth_derivative(const Evidence& e, const Feed& at, int operand, const Whole& v,
                         const std::vector<Whole>& y) {
+  constexpr double k = 1.0 / 16;
+  std::map<int, long double> odd;  // phi(n k v) - phi(-n k v), by n
+  for (const int n : {1, 2, 3, 4, 6})
+    odd[n] = phi_of_reference(e, moved(at, operand, v, n * k), y) -
+             phi_of_reference(e, moved(at, operand, v, -n * k), y);
   double largest = 0;
-  for (const double k : {1.0 / 16, 1.0 / 8}) {
-    long double sum = 0;
-    for (const auto& [times, weight] : {std::pair{1, 5.0}, {2, -4.0}, {3, 1.0}})
-      sum += weight * (phi_of_reference(e, moved(at, operand, v, times * k), y) -
-                       phi_of_reference(e, moved(at, operand, v, -times * k), y));
-    largest = std::max(largest, double(std::abs(sum)) / (2 * std::pow(k, 5)));
+  for (const int step : {1, 2}) {
+    const long double sum = 5 * odd[step] - 4 * odd[2 * step] + odd[3 * step];
+    largest = std::max(largest, double(std::abs(sum)) / (2 * std::pow(step * k, 5)));
   }
   return largest;
 }
 
-// log2 of the largest h.
-int power_of_step(const Evidence& e, const Feed& at, int operand, const Whole& v,
-                  const std::vector<Whole>& y) {
-  const double eps = double(rounding_of_phi(e, at, y)) +
-                     0x1p-62 * std::abs(double(phi_of_reference(e, at, y)));
-  const double h = std::pow(360 * eps / fifth_derivative(e, at, operand, v, y), 0.2);
+// log2 of the largest h, given how much phi is rounded.
+int power_of_step(double eps, double fifth) {
+  const double h = std::pow(360 * eps / fifth, 0.2);
   if (!std::isfinite(h)) return largest_power;  // a polynomial: no truncation at any h
   return std::clamp(int(std::floor(std::log2(h))), smallest_power, largest_power);
 }
 
+// What the reference says of a line: x, y and, by operand, v and the largest step.
+struct Course {
+  Feed at;
+  std::vector<Whole> y;
+  long double rounding = 0;  // of phi at x
+  struct Way {
+    Whole direction;
+    int power = 0;
+  };
+  std::map<int, Way> ways;
+};
+
+Course course_anew(const Evidence& e) {
+  Course c;
+  c.at = point(e);
+  c.y = cotangents_of(e, c.at);
+  c.rounding = rounding_of_phi(e, c.at, c.y);
+  const double eps =
+      double(c.rounding) + 0x1p-62 * std::abs(double(phi_of_reference(e, c.at, c.y)));
+  for (int k = 0; k < e.inputs; ++k) {
+    if (!is_moved(e.operands[size_t(k)])) continue;
+    Course::Way& way = c.ways[k];
+    way.direction = direction(e, k);
+    way.power = power_of_step(eps, fifth_derivative(e, c.at, k, way.direction, c.y));
+  }
+  return c;
+}
+
+const Course& course_of(const Evidence& e) {
+  return e.kept->get<Course>("gradcheck", [&] { return course_anew(e); });
+}
+
+// By how much phi of an operand's steps may be off: at x and at both ends.
+long double rounding_along(const Evidence& e, const Course& c, int operand) {
+  return e.kept->get<long double>(fmt::format("gradcheck:rounding:{}", operand), [&] {
+    const Course::Way& way = c.ways.at(operand);
+    const double h = std::ldexp(1.0, way.power);
+    long double most = c.rounding;
+    for (const double t : {h, -h})
+      most = std::max(most, rounding_of_phi(e, moved(c.at, operand, way.direction, t), c.y));
+    return most;
+  });
+}
+
 void plan(const Evidence& e, std::vector<Shot>& shots) {
-  const Feed at = point(e);
-  const auto y = cotangents_of(e, at);
+  const Course& c = course_of(e);
   Shot s;
   s.name = base_shot;
   s.program = "F0 B0";
-  s.feeds = {at};
+  s.feeds = {c.at};
   shots.push_back(s);
   s.program = "F0";
-  for (int k = 0; k < e.inputs; ++k) {
-    if (!is_moved(e.operands[size_t(k)])) continue;
-    const Whole v = direction(e, k);
-    const int power = power_of_step(e, at, k, v, y);
+  for (const auto& [k, way] : c.ways)
     for (int rung = 0; rung < rungs; ++rung)
       for (const int sign : {+1, -1}) {
-        s.name = shot_name(e, k, power - rung, sign);
-        s.feeds = {moved(at, k, v, sign * std::ldexp(1.0, power - rung))};
+        s.name = shot_name(e, k, way.power - rung, sign);
+        s.feeds = {moved(c.at, k, way.direction, sign * std::ldexp(1.0, way.power - rung))};
         shots.push_back(s);
       }
-  }
 }
 
 // ---- judge
-
-// The planned power of an operand: that of its first shot.
-std::optional<int> planned_power(const Evidence& e, int operand) {
-  for (int power = largest_power; power >= smallest_power; --power)
-    if (e.find_shot(shot_name(e, operand, power, +1)) >= 0) return power;
-  return std::nullopt;
-}
 
 struct Differences {
   double h = 0;
@@ -259,39 +292,36 @@ struct Differences {
   }
 };
 
-Differences differences_of(const Evidence& e, const Feed& at, int operand, int power,
-                           const std::vector<Whole>& y) {
+Differences differences_of(const Evidence& e, const Course& c, int operand) {
   Differences d;
+  const int power = c.ways.at(operand).power;
   d.h = std::ldexp(1.0, power);
-  const Whole v = direction(e, operand);
-  for (const double t : {0.0, d.h, -d.h})
-    d.eps = std::max(d.eps, rounding_of_phi(e, moved(at, operand, v, t), y));
   long double summing = 0;
   for (int rung = 0; rung < rungs; ++rung) {
-    const auto plus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, +1)), y),
-               minus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, -1)), y);
+    const auto plus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, +1)), c.y),
+               minus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, -1)), c.y);
     if (!plus || !minus) return d;
     d.first[size_t(rung)] = (plus->value - minus->value) / (2 * std::ldexp(d.h, -rung));
     summing = std::max({summing, plus->error, minus->error});
   }
-  d.eps += summing;
+  d.eps = rounding_along(e, c, operand) + summing;
   d.complete = true;
   return d;
 }
 
 // <v, B y> and by how much the subject's gradient may be off in it.
-std::optional<Value> analytic(const Evidence& e, const Feed& at, int operand) {
+std::optional<Value> analytic(const Evidence& e, const Course& c, int operand) {
   const Operand& o = e.operands[size_t(operand)];
-  const Whole v = direction(e, operand);
+  const Whole& v = c.ways.at(operand).direction;
   const int shot = e.find_shot(base_shot);
   Dot sum;
   if (!add_dots(e, shot, judging::step_of(e.shots[size_t(shot)], "B0"), operand, true, v, +1, sum))
     return std::nullopt;
-  const Truth& truth = e.truth(at);
+  const Truth& truth = e.truth(c.at);
   const Gauge gauge = size_t(operand) < truth.gradient_gauges.size()
                           ? truth.gradient_gauges[size_t(operand)]
                           : Gauge{};
-  const auto bound = bound_of(e, at, o, true, truth.gradients.at(size_t(operand)), gauge);
+  const auto bound = bound_of(e, c.at, o, true, truth.gradients.at(size_t(operand)), gauge);
   const long double world = e.mesh.world();
   return Value{sum.value() / world, (slack(e, o, true, bound, v) + sum.error()) / world};
 }
@@ -317,11 +347,10 @@ std::string order_text(const Differences::Order& o) {
              : "order below rounding";
 }
 
-void judge_operand(const Evidence& e, const Feed& at, int operand, const std::vector<Whole>& y,
-                   Tally& t) {
-  const auto power = planned_power(e, operand);
-  const Differences d = power ? differences_of(e, at, operand, *power, y) : Differences{};
-  const auto got = analytic(e, at, operand);
+void judge_operand(const Evidence& e, const Course& c, int operand, Tally& t) {
+  const Differences d = differences_of(e, c, operand);
+  const auto got = analytic(e, c, operand);
+  const int power = c.ways.at(operand).power;
   Finding f = finding_of(e, operand);
   if (!d.complete || !got) {
     f.message = "expected a result of every rank, met none of some";
@@ -330,8 +359,8 @@ void judge_operand(const Evidence& e, const Feed& at, int operand, const std::ve
   }
   const Differences::Order order = d.order();
   if (order.high < 1.5) {
-    f.message = fmt::format("D1 converges with order {:.2f} at h = 2^{}, expected 2", order.high,
-                            *power);
+    f.message =
+        fmt::format("D1 converges with order {:.2f} at h = 2^{}, expected 2", order.high, power);
     f.means = "the forward is not smooth here (a maximum, a clamp, a branch), or not the same "
               "function from call to call";
     t.findings.push_back(std::move(f));
@@ -357,7 +386,7 @@ void judge_operand(const Evidence& e, const Feed& at, int operand, const std::ve
   f.got = double(got->value), f.want = want, f.bound = allowed, f.ratio = ratio;
   f.error = std::isfinite(error) ? error : infinity;
   f.wrong = f.compared = 1;
-  f.message = fmt::format("<v, B y> against second differences at h = 2^{}, {}", *power - 1,
+  f.message = fmt::format("<v, B y> against second differences at h = 2^{}, {}", power - 1,
                           order_text(order));
   const double factor = f.got / f.want;
   const std::string name = factor_name(factor, e.mesh);
@@ -382,11 +411,9 @@ CheckResult judge(const Evidence& e) {
     if (s.name.starts_with("gradcheck:"))
       if (auto f = judging::incomplete(e, s.name)) return judging::conclude("gradcheck", 0, {*f});
   if (auto f = judging::incomplete(e, base_shot)) return judging::conclude("gradcheck", 0, {*f});
-  const Feed at = e.shots[size_t(e.find_shot(base_shot))].feeds[0];
-  const auto y = cotangents_of(e, at);
+  const Course& c = course_of(e);
   Tally t;
-  for (int k = 0; k < e.inputs; ++k)
-    if (is_moved(e.operands[size_t(k)])) judge_operand(e, at, k, y, t);
+  for (const auto& [k, way] : c.ways) judge_operand(e, c, k, t);
   CheckResult result =
       judging::conclude("gradcheck", t.judged, std::move(t.findings), note_of(t));
   result.ratio = std::max(result.ratio, t.ratio);

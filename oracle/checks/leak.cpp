@@ -13,6 +13,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
+#include "oracle/checks/pairing.hpp"
 
 namespace shardproof {
 namespace {
@@ -39,12 +40,10 @@ int64_t elements_of_token(const Operand& o, const std::vector<int64_t>& sequence
   return product(o.shape) / int64_t(sequences.size());
 }
 
-std::vector<double> disturbed(const Evidence& e, const Operand& o, const Feed& feed, bool cotangent,
+std::vector<double> disturbed(const Evidence& e, int operand, const Feed& feed, bool cotangent,
                               int64_t sequence, const std::vector<int64_t>& sequences) {
-  const DType dtype = e.dtype_of(o);
-  const auto shape = whole_shape(o.shape, cotangent ? dual(o.layout) : o.layout, e.mesh);
-  auto value = draw_whole({feed.fill, feed.seed, feed.range, o.contraction},
-                          cotangent ? "cotangent of " + o.name : o.name, dtype, shape);
+  const Operand& o = e.operands[size_t(operand)];
+  auto value = filled(e, feed, operand, cotangent);
   const double loud = e.line->dtype() == DType::f16 ? 0x1p6 : 0x1p36;
   const int64_t row = elements_of_token(o, sequences);
   for (size_t i = 0; i < value.size(); ++i) {
@@ -65,7 +64,7 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
       const Operand& o = e.operands[size_t(i)];
       const bool output = i >= e.inputs;
       if (!has_tokens(o) || (output && !o.gradient)) continue;
-      feed.given.push_back({i, disturbed(e, o, base, output, sequence, sequences)});
+      feed.given.push_back({i, disturbed(e, i, base, output, sequence, sequences)});
     }
     shots.push_back(std::move(s));
   }

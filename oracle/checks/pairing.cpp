@@ -3,6 +3,8 @@
 // its own shard of the dual's whole.
 #include "oracle/checks/pairing.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <limits>
 
@@ -17,9 +19,9 @@ using judging::result_layout;
 // v in units of 2^-16, where it is a whole number of them.
 bool in_units(double v, int64_t& units) {
   const double scaled = v * 0x1p16;
-  if (!(std::abs(scaled) <= 0x1p50) || scaled != std::nearbyint(scaled)) return false;
+  if (!(std::abs(scaled) <= 0x1p50)) return false;
   units = static_cast<int64_t>(scaled);
-  return true;
+  return static_cast<double>(units) == scaled;
 }
 
 // Of a result that is within its bound everywhere.
@@ -78,11 +80,21 @@ long double slack(const Evidence& e, const Operand& o, bool gradient,
 
 void Dot::add(double a, double b, int64_t times) {
   ++products_;
-  rounded_ += static_cast<long double>(a) * b * times;
-  magnitude_ += std::abs(static_cast<long double>(a) * b * times);
   int64_t x = 0, y = 0;
-  is_exact_ = is_exact_ && in_units(a, x) && in_units(b, y) && products_ < (int64_t(1) << 20);
-  if (is_exact_) exact_ += static_cast<__int128>(x) * y * times;
+  if (is_exact_ && !(in_units(a, x) && in_units(b, y) && products_ < (int64_t(1) << 20))) {
+    is_exact_ = false;  // from here on in long double, from the exact sums so far
+    rounded_ = static_cast<long double>(exact_) * 0x1p-32L;
+    magnitude_ = static_cast<long double>(exact_magnitude_) * 0x1p-32L;
+  }
+  if (is_exact_) {
+    const __int128 product = static_cast<__int128>(x) * y * times;
+    exact_ += product;
+    exact_magnitude_ += product < 0 ? -product : product;
+    return;
+  }
+  const long double product = static_cast<long double>(a) * b * times;
+  rounded_ += product;
+  magnitude_ += std::abs(product);
 }
 
 long double Dot::error() const {
@@ -112,6 +124,21 @@ int64_t scaled_weight(const Layout& layout, const Mesh& mesh) {
   return std::llround(mesh.world() * pairing_weight(layout, mesh));
 }
 
+std::vector<double> filled(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
+  constexpr int64_t most_kept = 1 << 14;
+  const Operand& o = e.operands[size_t(operand)];
+  const auto shape = whole_shape(o.shape, cotangent ? dual(o.layout) : o.layout, e.mesh);
+  const auto draw = [&] {
+    return draw_whole({feed.fill, feed.seed, feed.range, o.contraction},
+                      cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), shape);
+  };
+  if (product(shape) > most_kept) return draw();
+  return e.kept->get<std::vector<double>>(
+      fmt::format("filled:{}:{}:{}:{}:{}:{}:{}", operand, cotangent, int(feed.fill), feed.seed,
+                  feed.range, int(e.dtype_of(o)), shape_text(shape)),
+      draw);
+}
+
 Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
   const Operand& o = e.operands[size_t(operand)];
   Whole w{whole_shape(o.shape, cotangent ? dual(o.layout) : o.layout, e.mesh), {}};
@@ -123,7 +150,9 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
     }
   for (const Feed::Given& g : feed.given)
     if (g.operand == operand) {
-      for (double v : g.value) w.value.push_back(round_to(v, e.dtype_of(o)));
+      const DType dtype = e.dtype_of(o);
+      w.value.reserve(g.value.size());
+      for (double v : g.value) w.value.push_back(round_to(v, dtype));
       return w;
     }
   if (cotangent && !o.gradient) {
@@ -135,8 +164,7 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
       w.value.push_back(draw_index(feed.seed, o.name, o.below, i));
     return w;
   }
-  const Draw how{feed.fill, feed.seed, feed.range, o.contraction};
-  w.value = draw_whole(how, cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), w.shape);
+  w.value = filled(e, feed, operand, cotangent);
   return w;
 }
 

@@ -22,7 +22,7 @@ class Dot {
 
  private:
   bool is_exact_ = true;
-  __int128 exact_ = 0;  // units of 2^-32
+  __int128 exact_ = 0, exact_magnitude_ = 0;  // units of 2^-32
   long double rounded_ = 0, magnitude_ = 0;
   int64_t products_ = 0;
 };
@@ -42,7 +42,10 @@ struct Pairing {
 // World times the pairing weight of a layout: how often a local dot counts in a scaled sum.
 int64_t scaled_weight(const Layout&, const Mesh&);
 
-// Whole (stacked) values of an input, or of the cotangent of an output, as the ranks draw them.
+// Whole (stacked) values of an input, or of the cotangent of an output, as the fill draws them:
+// kept with the line while they are few.
+std::vector<double> filled(const Evidence&, const Feed&, int operand, bool cotangent);
+// The same with what the feed gives in their place: what the ranks are given.
 Whole drawn(const Evidence&, const Feed&, int operand, bool cotangent);
 
 // Ranks whose denoted values count: of a P group the first.
