@@ -35,6 +35,26 @@ struct Flight {
   std::unique_ptr<Saved> saved;
 };
 
+// A word of a shot's program.
+struct Word {
+  bool backward = false;
+  int feed = 0;
+  bool last = false;  // backward of its feed
+};
+
+std::vector<Word> words_of(const std::string& program) {
+  std::vector<Word> words;
+  for (size_t at = 0; at < program.size();) {
+    const size_t end = std::min(program.find(' ', at), program.size());
+    words.push_back(
+        {program[at] == 'B', std::stoi(program.substr(at + 1, end - at - 1)), program[at] == 'B'});
+    for (size_t before = 0; words.back().last && before + 1 < words.size(); ++before)
+      if (words[before].feed == words.back().feed) words[before].last = false;
+    at = end + 1;
+  }
+  return words;
+}
+
 // What is under test on the line: a named control, a user's subject, or ours; and the fault on it.
 struct UnderTest {
   std::function<std::unique_ptr<Kernel>()> make;
@@ -184,17 +204,15 @@ class Execution {
     const FloatEnvironment before = FloatEnvironment::now();
     record.status = ShotRecord::ok;
     try {
-      std::istringstream words(shot.program);
-      std::map<int, int> last_backward = last_uses(shot.program);
-      start_sums(shot);
-      std::string word;
-      for (int step = 0; words >> word; ++step) {
+      const std::vector<Word> program = words_of(shot.program);
+      start_sums(shot, program);
+      for (int step = 0; step < int(program.size()); ++step) {
         record.step = step;
-        const int feed = std::stoi(word.substr(1));
-        if (word[0] == 'F')
-          forward(shot, feed, step, record);
+        const auto [backwards, feed, last] = program[size_t(step)];
+        if (backwards)
+          backward(shot, feed, step, record, last);
         else
-          backward(shot, feed, step, record, last_backward[feed] == step);
+          forward(shot, feed, step, record);
       }
     } catch (const Rejected& e) {
       stop(record, ShotRecord::rejected, e.what());
@@ -245,7 +263,7 @@ class Execution {
   }
 
   // Running sums of parameter gradients, one set a shot, zero at its start.
-  void start_sums(const Shot& shot) {
+  void start_sums(const Shot& shot, const std::vector<Word>& program) {
     sums_.clear();
     last_step_ = -1;
     rank_->accumulating = shot.accumulate;
@@ -258,7 +276,8 @@ class Execution {
       fill_from(sums_[i].host().view(), std::vector<double>(s.indices.size(), 0.0));
       sums_[i].send();
     }
-    for (const auto& [feed, step] : last_uses(shot.program)) last_step_ = std::max(last_step_, step);
+    for (size_t step = 0; step < program.size(); ++step)
+      if (program[step].backward) last_step_ = int(step);
   }
   bool is_sum(size_t gradient) const { return gradient < sums_.size() && sums_[gradient].host().view().data; }
 
@@ -268,15 +287,6 @@ class Execution {
   }
 
   static constexpr int init_step = -1;
-
-  static std::map<int, int> last_uses(const std::string& program) {
-    std::map<int, int> last;
-    std::istringstream words(program);
-    std::string word;
-    for (int step = 0; words >> word; ++step)
-      if (word[0] == 'B') last[std::stoi(word.substr(1))] = step;
-    return last;
-  }
 
   void forward(const Shot& shot, int feed, int step, ShotRecord& record) {
     Flight& f = flights_[feed];
@@ -384,27 +394,30 @@ class Execution {
 
   Placed filled(const Slot& s, int operand, const Feed& feed) {
     Placed b = unsent(s);
-    fill_from(b.host().view(), values_of(s, operand, feed));
+    std::vector<double> own;
+    fill_from(b.host().view(), values_of(s, operand, feed, own));
     b.send();
     return b;
   }
 
-  // The shard of an operand or cotangent that a feed gives. Shots repeat feeds: what was drawn is kept.
-  std::vector<double> values_of(const Slot& s, int operand, const Feed& feed) {
-    const auto picked = [&](const std::vector<double>& whole) {
-      std::vector<double> values;
-      for (int64_t at : s.indices) values.push_back(whole.at(size_t(at)));
-      return values;
-    };
+  // The shard of an operand or cotangent that a feed gives: in `own`, or drawn, which is kept, since
+  // shots repeat feeds.
+  std::span<const double> values_of(const Slot& s, int operand, const Feed& feed, std::vector<double>& own) {
+    own.reserve(s.indices.size());
     for (const auto& e : feed.basis) {
       if (e.operand != operand) continue;
-      std::vector<double> values;
-      for (int64_t at : s.indices) values.push_back(double(at == e.index));
-      return values;
+      for (int64_t at : s.indices) own.push_back(double(at == e.index));
+      return own;
     }
-    for (const auto& g : feed.given)
-      if (g.operand == operand) return picked(g.value);
-    if (s.operand.role == Operand::output && !s.operand.gradient) return std::vector<double>(s.indices.size());
+    for (const auto& g : feed.given) {
+      if (g.operand != operand) continue;
+      for (int64_t at : s.indices) own.push_back(g.value.at(size_t(at)));
+      return own;
+    }
+    if (s.operand.role == Operand::output && !s.operand.gradient) {
+      own.resize(s.indices.size());
+      return own;
+    }
     std::vector<double>& drawn = drawn_[{operand, feed.fill, feed.seed, feed.range}];
     if (drawn.empty()) drawn = draw_shard(s, feed);
     return drawn;

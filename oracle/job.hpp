@@ -67,7 +67,7 @@ class Bytes {
   operator std::span<const std::byte>() const { return {data(), size()}; }
   // A part of a file has been looked at: its pages are given back, and come again when it is read again.
   void release() const;
-  bool operator==(const Bytes& b) const { return std::equal(begin(), end(), b.begin(), b.end()); }
+  bool operator==(const Bytes& b) const { return equal_bytes(*this, b); }
 
  private:
   std::vector<std::byte>& make_own() {
