@@ -14,6 +14,7 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "oracle/comm/communicator.hpp"
@@ -291,28 +292,45 @@ double drift_seconds(const Registry& registry, const std::string& program) {
   return report.seconds;
 }
 
-std::vector<Row> measure(const Registry& registry, const std::string& program, const std::string& command) {
-  std::vector<Row> rows;
+// Rows that are measured together, and how.
+struct Measurement {
+  std::vector<std::string> names;
+  std::function<void(std::vector<Row>&)> rows;
+};
+
+std::vector<Measurement> measurements(const Registry& registry, const std::string& program, const std::string& command) {
+  std::vector<Measurement> list;
+  const auto one = [&](const std::string& name, const std::string& transport, int ranks, std::function<double()> value, const std::string& unit,
+                       const std::string& against) {
+    list.push_back({{name}, [=](std::vector<Row>& rows) { rows.push_back({name, transport, ranks, value(), unit, against}); }});
+  };
   const std::string toy = "attention_ring cp=4 tokens=16 layout=zigzag mask=causal docs=7,1,8",
                     ring = "attention_ring tokens=512 heads=8 head_dim=64 dtype=f32 mask=causal layout=zigzag";
   std::vector<std::string> transports{"processes", "threads"};
   if (mpi_missing().empty()) transports.push_back("mpi");
   for (const std::string& transport : transports)
     for (int ranks : {2, 4, 8})
-      rows.push_back({"all_reduce_8_doubles", transport, ranks, all_reduce_8_doubles(transport, ranks, program), "us", "with ledger and lockstep"});
-  rows.push_back({"checks_per_second", "processes", 4, checks_per_second(registry, program, "mapping", false), "1/s", "smoke tier of mapping; exhaustive adjoint and differences apart"});
-  rows.push_back({"adjoint_checks_per_second", "processes", 4, checks_per_second(registry, program, "mapping", true), "1/s", "smoke tier of mapping, adjoint alone"});
-  rows.push_back({"all_checks_per_second", "processes", 4, checks_per_second(registry, program, "", false), "1/s", "smoke tier of every family, the same checks"});
-  rows.push_back({"toy_case_all_checks", "processes", 4, case_ms(registry, program, toy), "ms", fmt::format("every check of {}, controls apart", toy)});
-  rows.push_back({"attention_ring_512", "processes", 4, seconds_over(fmt::format("{} cp=4", ring), ring, registry), "ratio", fmt::format("forward and backward at cp=4 / at cp=1 of {}", ring)});
-  rows.push_back({"start_up", "none", 1, process_ms({command, "--help"}, 9), "ms", "whole process of `shardproof --help`, families registered"});
-  rows.push_back({"smoke_tier", "processes", 4, process_ms({command, "gate", "--tier", "smoke", "mapping"}, 1) / 1e3, "s", "whole process, family mapping, controls included"});
-  rows.push_back({"smoke_tier_all", "processes", 4, process_ms({command, "gate", "--tier", "smoke"}, 1) / 1e3, "s", "whole process, every family, controls included"});
-  measure_hashes(rows);
-  measure_location(rows);
-  rows.push_back({"drift_1000_steps", "processes", 4, drift_seconds(registry, program), "s", "block tp=4 sp=on, every gradient and hash of every step judged"});
-  rows.push_back({"reference_linear_1024", "none", 1, reference_linear_over_eigen(1024), "ratio", "plain Eigen double GEMM / reference::linear, one run"});
-  return rows;
+      one("all_reduce_8_doubles", transport, ranks, [=] { return all_reduce_8_doubles(transport, ranks, program); }, "us", "with ledger and lockstep");
+  const auto checks = [&](const std::string& family, bool adjoint) {
+    return [&registry, program, family, adjoint] { return checks_per_second(registry, program, family, adjoint); };
+  };
+  const auto process = [command](std::vector<std::string> words, int repeats, double unit) {
+    words.insert(words.begin(), command);
+    return [=] { return process_ms(words, repeats) * unit; };
+  };
+  one("checks_per_second", "processes", 4, checks("mapping", false), "1/s", "smoke tier of mapping; exhaustive adjoint and differences apart");
+  one("adjoint_checks_per_second", "processes", 4, checks("mapping", true), "1/s", "smoke tier of mapping, adjoint alone");
+  one("all_checks_per_second", "processes", 4, checks("", false), "1/s", "smoke tier of every family, the same checks");
+  one("toy_case_all_checks", "processes", 4, [&registry, program, toy] { return case_ms(registry, program, toy); }, "ms", fmt::format("every check of {}, controls apart", toy));
+  one("attention_ring_512", "processes", 4, [&registry, ring] { return seconds_over(fmt::format("{} cp=4", ring), ring, registry); }, "ratio", fmt::format("forward and backward at cp=4 / at cp=1 of {}", ring));
+  one("start_up", "none", 1, process({"--help"}, 9, 1), "ms", "whole process of `shardproof --help`, families registered");
+  one("smoke_tier", "processes", 4, process({"gate", "--tier", "smoke", "mapping"}, 1, 1e-3), "s", "whole process, family mapping, controls included");
+  one("smoke_tier_all", "processes", 4, process({"gate", "--tier", "smoke"}, 1, 1e-3), "s", "whole process, every family, controls included");
+  list.push_back({{"read_bandwidth", "replica_hash", "additive_digest_words"}, measure_hashes});
+  list.push_back({{"first_difference_2e30"}, measure_location});
+  one("drift_1000_steps", "processes", 4, [&registry, program] { return drift_seconds(registry, program); }, "s", "block tp=4 sp=on, every gradient and hash of every step judged");
+  one("reference_linear_1024", "none", 1, [] { return reference_linear_over_eigen(1024); }, "ratio", "plain Eigen double GEMM / reference::linear, one run");
+  return list;
 }
 
 void print(const std::vector<Row>& rows) {
@@ -336,12 +354,13 @@ void write(const std::vector<Row>& rows, const std::string& file) {
 int main(int argc, char** argv) try {
   using namespace shardproof;
   if (argc > 1 && !std::strcmp(argv[1], "--worker")) return mpi_worker(argc, argv, all_reduce_rank);
-  std::string file;
+  std::string file, only;
   for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]) == "--json" && i + 1 < argc) {
-      file = argv[++i];
+    const std::string word = argv[i];
+    if ((word == "--json" || word == "--only") && i + 1 < argc) {
+      (word == "--json" ? file : only) = argv[++i];
     } else {
-      std::fprintf(stderr, "shardproof_bench: expected [--json FILE], met '%s'\n", argv[i]);
+      std::fprintf(stderr, "shardproof_bench: expected [--only NAME] [--json FILE], met '%s'\n", argv[i]);
       return 2;
     }
   }
@@ -350,7 +369,14 @@ int main(int argc, char** argv) try {
     return 2;
   }
   const auto command = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "shardproof";
-  const auto rows = measure(all_families(), argv[0], command.string());
+  const Registry registry = all_families();
+  std::vector<Row> rows;
+  for (const Measurement& m : measurements(registry, argv[0], command.string()))
+    if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end()) m.rows(rows);
+  if (rows.empty()) {
+    std::fprintf(stderr, "shardproof_bench: --only: expected the name of a row, met '%s'; without it all rows are printed\n", only.c_str());
+    return 2;
+  }
   print(rows);
   if (!file.empty()) write(rows, file);
   return 0;
