@@ -591,15 +591,16 @@ class Gate {
     report_.required = options_.require;
     report_.versions = versions();
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
-    if (options_.self) report_.self = run_self(options_, registry_, due, runner_.worlds());
-    if (interrupted()) report_.self = {};  // a fault that was cut short was not missed
     std::vector<Due> local, mpi;
     for (const Due& d : due) (d.line.text("transport") == "mpi" ? mpi : local).push_back(d);
-    if (const auto parts = parts_of(local, options_.in_process ? 1 : options_.jobs); parts.size() > 1)
-      judge_in_parts(parts);
-    else
+    if (options_.in_process) {
+      if (options_.self) run_self(options_, registry_, due, runner_.worlds(), report_.self);
       judge(local);
-    judge(mpi);  // alone: beside a busy process its polls starve
+    } else {
+      judge_side_by_side(due, local);
+    }
+    if (interrupted()) report_.self = {};  // a fault that was cut short was not missed
+    judge(mpi);                            // alone: beside a busy process its polls starve
     if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch();
     if (!interrupted()) rerun_failures();
     close_lanes(due);
@@ -612,6 +613,7 @@ class Gate {
 
  private:
   void judge(const std::vector<Due>& due) {
+    note_witnesses(due);
     for (const Due& d : due) {
       if (ends_early()) return;
       if (d.what == Due::healthy)
@@ -623,31 +625,39 @@ class Gate {
     if (options_.controls && options_.failed.empty()) operators(due);
   }
 
-  // Contracts stay together: their controls share twins and truths. The fullest go first, each to the
-  // part that has least to do.
-  static std::vector<std::vector<Due>> parts_of(const std::vector<Due>& due, int jobs) {
-    std::map<std::string, std::vector<Due>> by_contract;
-    for (const Due& d : due) by_contract[d.line.contract].push_back(d);
-    std::vector<const std::vector<Due>*> sorted;
-    for (const auto& [name, list] : by_contract) sorted.push_back(&list);
-    std::stable_sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->size() > b->size(); });
-    std::vector<std::vector<Due>> parts(size_t(std::clamp(jobs, 1, std::max(1, int(sorted.size())))));
-    for (const auto* list : sorted) {
-      auto least = std::min_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
-      least->insert(least->end(), list->begin(), list->end());
-    }
-    return parts;
+  // Contracts stay together: their controls share twins and truths. Those that take longest go first.
+  static std::vector<std::vector<Due>> by_contract(const std::vector<Due>& due,
+                                                   const Registry& registry) {
+    std::map<std::string, std::vector<Due>> lines;
+    for (const Due& d : due) lines[d.line.contract].push_back(d);
+    // Differences of a curved reference take their time, and most where every pair of tokens counts.
+    const auto weight = [&](const std::vector<Due>& list) {
+      const Contract& c = registry.contract(list[0].line.contract);
+      return list.size() * (c.visible ? 8 : c.linear ? 1 : 4);
+    };
+    std::vector<std::vector<Due>> sorted;
+    for (auto& [name, list] : lines) sorted.push_back(std::move(list));
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [&](const auto& a, const auto& b) { return weight(a) > weight(b); });
+    return sorted;
   }
 
-  void judge_in_parts(const std::vector<std::vector<Due>>& parts) {
+  // The judge's own tests, and beside them the cases, in processes that each take the next contract. This
+  // process judges by itself where nothing is to run beside it, and what one device alone is asked for.
+  void judge_side_by_side(const std::vector<Due>& due, const std::vector<Due>& local) {
     struct Keeper final : ResultSink {
       explicit Keeper(Gate& g) : gate(g) {}
       void put(const CaseResult& r) override { gate.keep(r); }
       void put(const ControlResult& r) override { gate.keep(r); }
-      void tick() override { gate.progress_.tick(); }
       Gate& gate;
-    } keeper(*this);
-    const auto work = [&](int part, ResultSink& sink) {
+    };
+    std::vector<Part> parts;
+    if (options_.self) parts = self_parts(options_, registry_, due, runner_.worlds(), report_.self);
+    const auto contracts = by_contract(local, registry_);
+    const size_t workers = std::min(contracts.size(), size_t(std::max(1, options_.jobs)));
+    const auto keeper = std::make_shared<Keeper>(*this);
+    Turns turns;
+    const auto work = [&](ResultSink& sink) {
       struct Silent final : Progress {
         void begin(int64_t, int64_t) override {}
         void done(const CaseResult&) override {}
@@ -657,9 +667,13 @@ class Gate {
       Gate gate(options_, registry_, silent);
       gate.sink_ = &sink;
       gate.dumps_ = dumps_;
-      gate.judge(parts[size_t(part)]);
+      for (size_t i; (i = turns.next()) < contracts.size() && !gate.ends_early();)
+        gate.judge(contracts[i]);
     };
-    run_parts(int(parts.size()), work, keeper);
+    const bool apart = workers > 1 || (!parts.empty() && std::none_of(local.begin(), local.end(), [](const Due& d) { return on_device(d.line); }));
+    for (size_t i = 0; apart && i < workers; ++i) parts.push_back({work, keeper});
+    run_parts(parts, [this] { progress_.tick(); });
+    if (!apart) judge(local);
   }
 
   bool ends_early() const { return interrupted() || (options_.fail_fast && stop_); }
@@ -716,7 +730,27 @@ class Gate {
                                            "`explain` shows the calls that are due",
                                            fault));
     if (dumps_ && !d.illegal && !firing(j.result).empty()) dumps_->add(j, runner_.truth(j.evidence), options_.program);
-    keep(std::move(j.result));
+    keep(j.result);
+    if (firing(j.result).empty() && witnesses_.contains(j.result.canonical))
+      passed_.emplace(j.result.canonical, std::move(j));
+  }
+
+  // Lines on which controls and operators will be compared with the healthy subject.
+  void note_witnesses(const std::vector<Due>& due) {
+    if (!options_.controls) return;
+    for (const Due& d : due)
+      if (d.what == Due::named_control) witnesses_.insert(print_canonical(healthy_line(d)));
+    if (!options_.failed.empty()) return;
+    for (const auto& [contract, place, subject] : subjects_of(due))
+      for (const auto& [line, rounding] :
+           drawn_witnesses(registry_.contract(contract), place, subject))
+        witnesses_.insert(print_canonical(line));
+  }
+
+  static Case healthy_line(const Due& d) {
+    Case line = d.line;
+    line.set("control", "");
+    return line;
   }
 
   // Checks that a control is shown to: what is due on its line, and those that must fire.
@@ -729,9 +763,13 @@ class Gate {
     return checks;
   }
 
-  // A control and its twin share a witness; twins are run once.
+  // A control and its twin share a witness; twins are run once. A case that is due on the same line, and
+  // passed all that the twin would be asked, is the twin.
   const Judged& twin(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
-    std::string key = print_canonical(line) + "|" + joined(checks, ",");
+    const std::string canonical = print_canonical(line);
+    if (const auto found = passed_.find(canonical); found != passed_.end())
+      if (std::all_of(checks.begin(), checks.end(), [&](const std::string& c) { return find(found->second.result, c); })) return found->second;
+    std::string key = canonical + "|" + joined(checks, ",");
     auto found = twins_.find(key);
     if (found != twins_.end()) return found->second;
     twin_lines_.push_back(line);
@@ -742,10 +780,9 @@ class Gate {
     const Contract& c = registry_.contract(d.line.contract);
     const Control& named = registry_.control(c.name, d.control);
     if (!unavailable(d.line).empty()) return;
-    Case healthy_line = d.line;
-    healthy_line.set("control", "");
+    const Case line = healthy_line(d);
     const auto checks = shown(c, d.line, d.illegal, d.checks);
-    const Judged& healthy = twin(healthy_line, shown(c, healthy_line, d.illegal, {}), d.lane);
+    const Judged& healthy = twin(line, shown(c, line, d.illegal, {}), d.lane);
     keep_failing_twin(healthy.result);
     const Judged broken = runner_.run(d.line, checks, d.lane);
     ControlResult out;
@@ -772,14 +809,20 @@ class Gate {
     out.replay = "run " + out.witness;
   }
 
-  void operators(const std::vector<Due>& due) {
-    std::vector<std::tuple<std::string, Place, std::string>> contracts;  // contract, place, subject
+  using Asked = std::tuple<std::string, Place, std::string>;  // contract, place, subject
+
+  static std::vector<Asked> subjects_of(const std::vector<Due>& due) {
+    std::vector<Asked> contracts;
     for (const Due& d : due) {
       if (d.what != Due::healthy || d.illegal) continue;
-      std::tuple t(d.line.contract, Place(d.line.text("transport"), d.line.text("device")), d.line.text("subject"));
+      Asked t(d.line.contract, Place(d.line.text("transport"), d.line.text("device")), d.line.text("subject"));
       if (std::find(contracts.begin(), contracts.end(), t) == contracts.end()) contracts.push_back(t);
     }
-    for (const auto& [contract, place, subject] : contracts) {
+    return contracts;
+  }
+
+  void operators(const std::vector<Due>& due) {
+    for (const auto& [contract, place, subject] : subjects_of(due)) {
       if (ends_early()) return;
       const Contract& c = registry_.contract(contract);
       if (registry_.subject(c.name, subject).declared.own_communication) continue;  // its calls do not pass the door
@@ -790,17 +833,23 @@ class Gate {
     }
   }
 
-  void operators(const Contract& c, const Place& place, const std::string& subject, Sites sites) {
+  // Each witness on exact data, where there are such, and on data that round.
+  std::vector<std::pair<Case, bool>> drawn_witnesses(const Contract& c, const Place& place,
+                                                     const std::string& subject) const {
+    std::vector<std::pair<Case, bool>> lines;  // and whether its data round
     for (Case line : witnesses_due(c, registry_, place.first, subject)) {
       line.set("device", place.second);
       if (!within(options_, line) || !unavailable(line).empty() || !not_due(line, registry_).empty()) continue;
-      for (const bool rounding : {false, true}) {
-        if (!rounding && fill_of(line) != Fill::integers) continue;
-        Case drawn = line;
-        if (rounding) drawn.set("fill", "normal");
-        on_witness(c, drawn, rounding, sites);
-      }
+      if (fill_of(line) == Fill::integers) lines.emplace_back(line, false);
+      line.set("fill", "normal");
+      lines.emplace_back(std::move(line), true);
     }
+    return lines;
+  }
+
+  void operators(const Contract& c, const Place& place, const std::string& subject, Sites sites) {
+    for (const auto& [line, rounding] : drawn_witnesses(c, place, subject))
+      on_witness(c, line, rounding, sites);
   }
 
   void operators_in_f32(const Contract& c, const std::string& transport, const std::string& subject, Sites sites) {
@@ -969,6 +1018,8 @@ class Gate {
   Runner runner_;
   Report report_;
   std::map<std::string, Judged> twins_;
+  std::map<std::string, Judged> passed_;  // due cases that are twins, by canonical line
+  std::set<std::string> witnesses_;       // canonical lines of twins
   std::list<Case> twin_lines_;
   std::shared_ptr<Dumps> dumps_;  // --dump; null without
   ResultSink* sink_ = nullptr;  // of a part: results go to the parent

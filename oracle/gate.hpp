@@ -19,7 +19,7 @@ struct Options {
   std::vector<std::string> transports, devices, dtypes, subjects, checks, require;
   std::string report, failed, dump;    // folders
   bool fail_fast = false, dry_run = false, canonical = false, in_process = false, controls = true,
-       self = true;                    // the self suite comes first; a single `run` does without
+       self = true;                    // the self suite runs beside the cases; a single `run` does without
   std::optional<uint64_t> seed;
   int seeds = 1;
   bool isolated = true;                // false: an outside launcher made the one world there is

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <new>
 #include <span>
 #include <type_traits>
 
@@ -165,16 +167,17 @@ class PipeSink final : public ResultSink {
   int fd_;
 };
 
-struct Part {
+struct Running {
   pid_t pid = -1;
   int fd = -1;
+  ResultSink* results = nullptr;
 };
 
-[[noreturn]] void run_part(int part, int fd, const std::function<void(int, ResultSink&)>& work) {
+[[noreturn]] void run_part(const Part& part, int fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   try {
     PipeSink sink(fd);
-    work(part, sink);
+    part.work(sink);
     send(fd, finished, {});
   } catch (const std::exception& e) {
     send(fd, failed, std::as_bytes(std::span(e.what(), std::strlen(e.what()))));
@@ -183,7 +186,7 @@ struct Part {
 }
 
 // False: the part is through.
-bool receive(const Part& part, ResultSink& results) {
+bool receive(const Running& part) {
   Head head;
   if (!read_all(part.fd, &head, sizeof head)) throw Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through", part.pid));
   std::vector<std::byte> bytes(head.bytes);
@@ -192,11 +195,11 @@ bool receive(const Part& part, ResultSink& results) {
   if (head.kind == a_case) {
     CaseResult c;
     fields(r, c);
-    results.put(c);
+    part.results->put(c);
   } else if (head.kind == a_control) {
     ControlResult c;
     fields(r, c);
-    results.put(c);
+    part.results->put(c);
   } else if (head.kind == failed) {
     throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
@@ -205,44 +208,55 @@ bool receive(const Part& part, ResultSink& results) {
 
 }  // namespace
 
-void run_parts(int parts, const std::function<void(int, ResultSink&)>& work, ResultSink& results) {
-  std::vector<Part> open;
+void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick) {
+  std::vector<Running> open;
   std::fflush(nullptr);
-  for (int i = 0; i < parts; ++i) {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
-    Part p;
-    p.fd = ends[0];
-    p.pid = ::fork();
-    if (p.pid < 0) throw Infrastructure(fmt::format("fork: {}", std::strerror(errno)));
-    if (p.pid == 0) {
-      ::close(ends[0]);
-      run_part(i, ends[1], work);
-    }
-    ::close(ends[1]);
-    open.push_back(p);
-  }
-  const auto end = [](Part& p, bool kill) {
+  const auto end = [](Running& p, bool kill) {
     if (kill) ::kill(p.pid, SIGKILL);
     ::close(p.fd);
     ::waitpid(p.pid, nullptr, 0);
   };
   try {
+    for (const Part& part : parts) {
+      int ends[2];
+      if (::pipe2(ends, O_CLOEXEC) != 0)
+        throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
+      Running p{::fork(), ends[0], part.results.get()};
+      if (p.pid == 0) {
+        ::close(ends[0]);
+        run_part(part, ends[1]);
+      }
+      const int error = errno;
+      ::close(ends[1]);
+      if (p.pid < 0) {
+        ::close(ends[0]);
+        throw Infrastructure(fmt::format("fork: {}", std::strerror(error)));
+      }
+      open.push_back(p);
+    }
     while (!open.empty()) {
       std::vector<pollfd> polls;
-      for (const Part& p : open) polls.push_back({p.fd, POLLIN, 0});
+      for (const Running& p : open) polls.push_back({p.fd, POLLIN, 0});
       ::poll(polls.data(), polls.size(), 100);
       for (size_t i = open.size(); i-- > 0;)
-        if (polls[i].revents && !receive(open[i], results)) {
+        if (polls[i].revents && !receive(open[i])) {
           end(open[i], false);
           open.erase(open.begin() + long(i));
         }
-      results.tick();
+      tick();
     }
   } catch (...) {
-    for (Part& p : open) end(p, true);
+    for (Running& p : open) end(p, true);
     throw;
   }
 }
+
+Turns::Turns() {
+  void* memory =
+      ::mmap(nullptr, sizeof(*shared_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw Infrastructure(fmt::format("mmap: {}", std::strerror(errno)));
+  shared_ = new (memory) std::atomic<size_t>(0);
+}
+Turns::~Turns() { ::munmap(shared_, sizeof(*shared_)); }
 
 }  // namespace shardproof

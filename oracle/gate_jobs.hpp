@@ -1,20 +1,42 @@
-// Results of a gate as bytes, for the jobs of `--jobs N`: each is a process with worlds of its own
-// that sends what it judged up a pipe.
+// Results of a gate as bytes, for what is done side by side: each part is a process with worlds of
+// its own that sends what it judged up a pipe.
 #pragma once
+#include <atomic>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "oracle/verdict.hpp"
 
 namespace shardproof {
 
-// Runs `work(part, sink)` for part = 0 .. parts-1, each in a process of its own, and hands every result
-// to `progress` in the order of arrival. Throws Infrastructure when a part ended without its last word.
 struct ResultSink {
   virtual ~ResultSink() = default;
   virtual void put(const CaseResult&) = 0;
   virtual void put(const ControlResult&) = 0;
-  virtual void tick() {}
 };
-void run_parts(int parts, const std::function<void(int part, ResultSink&)>& work, ResultSink& results);
+
+// What a process of its own does, and who is given what it finds.
+struct Part {
+  std::function<void(ResultSink&)> work;
+  std::shared_ptr<ResultSink> results;
+};
+
+// Runs all parts at once and hands on every result in the order of arrival; `tick` is called often.
+// Throws Infrastructure when a part ended without its last word.
+void run_parts(const std::vector<Part>&, const std::function<void()>& tick);
+
+// Numbers from 0 on, each given once, to whichever of the processes forked since asks first.
+class Turns {
+ public:
+  Turns();
+  ~Turns();
+  Turns(const Turns&) = delete;
+  Turns& operator=(const Turns&) = delete;
+  size_t next() { return shared_->fetch_add(1); }
+
+ private:
+  std::atomic<size_t>* shared_;
+};
 
 }  // namespace shardproof

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <chrono>
 #include <set>
 
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/world.hpp"
-#include "oracle/gate_jobs.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/run.hpp"
 
@@ -17,61 +17,102 @@ namespace shardproof {
 
 namespace {
 
-// Most planted faults wait: for a rank that hangs, for a deadline. Side by side they wait together.
+// Most planted faults wait: for ranks to start and to end, for one that hangs, for a deadline. Side
+// by side they wait together, and beside cases they cost next to nothing.
 constexpr int planted_side_by_side = 6;
 
-// A planted fault's name and what was wrong with its verdict, "" where nothing was.
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// A planted fault's name and what was wrong with its verdict, "" where nothing was. A verdict of
+// kind `transport` is of the transports' own test.
 struct Verdicts final : ResultSink {
   explicit Verdicts(SelfResult& r) : result(r) {}
   void put(const CaseResult&) override {}
-  void put(const ControlResult& planted) override {
-    ++result.planted;
-    if (planted.reason.empty())
-      ++result.named;
-    else
-      result.failures.push_back(planted.name + ": " + planted.reason);
+  void put(const ControlResult& verdict) override {
+    const bool planted = verdict.kind.empty();
+    result.planted += planted;
+    result.named += planted && verdict.reason.empty();
+    if (!verdict.reason.empty()) result.failures.push_back(verdict.name + ": " + verdict.reason);
+    result.seconds = std::max(result.seconds, seconds_since(begin));
   }
   SelfResult& result;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
 };
 
-void plant_all(const std::vector<Planted>& planted, int parts, SelfResult& result) {
-  Verdicts verdicts(result);
-  const auto plant = [&](int part, ResultSink& sink) {
-    for (size_t i = size_t(part); i < planted.size(); i += size_t(parts)) {
-      if (interrupted()) break;  // what it would find then is the interruption
-      ControlResult verdict;
-      verdict.name = planted[i].name;
-      verdict.reason = planted[i].plant();
-      sink.put(verdict);
-    }
-  };
-  if (parts == 1)
-    plant(0, verdicts);
-  else
-    run_parts(parts, plant, verdicts);
+void plant(const std::vector<Planted>& planted, Turns& turns, ResultSink& sink) {
+  for (size_t i; (i = turns.next()) < planted.size();) {
+    if (interrupted()) break;  // what it would find then is the interruption
+    ControlResult verdict;
+    verdict.name = planted[i].name;
+    verdict.reason = planted[i].plant();
+    sink.put(verdict);
+  }
 }
 
-}  // namespace
+using Lanes = std::set<std::pair<std::string, int>>;  // transport, ranks
 
-SelfResult run_self(const Options& options, const Registry& registry, const std::vector<Due>& due,
-                    Worlds& worlds) {
-  const auto begin = std::chrono::steady_clock::now();
-  SelfResult result;
-  plant_all(registry.planted(), options.in_process ? 1 : planted_side_by_side, result);
-  // Each transport and world size that is due, before anything is blamed on a primitive.
-  std::set<std::pair<std::string, int>> lanes;
-  for (const Due& d : due) lanes.emplace(d.line.text("transport"), d.line.world());
+bool is_forked(const std::string& transport) {
+  return transport == "processes" || transport == "threads";
+}
+
+void test_transports(const Options& options, const Lanes& lanes, Worlds& worlds, ResultSink& sink) {
   for (const auto& [transport, ranks] : lanes) {
     if (interrupted()) break;
     if (!reason_unavailable(transport, "host", ranks).empty()) continue;
     const double deadline = transport == "nccl" ? device_deadline_seconds : case_deadline_seconds;
     const SelfTestResult t =
         transport_self_test(worlds.get(transport, ranks), options.tier == "nightly", deadline);
-    for (const std::string& f : t.failures)
-      result.failures.push_back(fmt::format("transport {}.np{}: {}", transport, ranks, f));
+    ControlResult verdict;
+    verdict.kind = "transport";
+    verdict.name = fmt::format("transport {}.np{}", transport, ranks);
+    if (t.failures.empty()) sink.put(verdict);
+    for (const std::string& failure : t.failures) {
+      verdict.reason = failure;
+      sink.put(verdict);
+    }
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return result;
+}
+
+// Each transport and world size that is due.
+Lanes lanes_of(const std::vector<Due>& due, bool forked) {
+  Lanes lanes;
+  for (const Due& d : due)
+    if (is_forked(d.line.text("transport")) == forked)
+      lanes.emplace(d.line.text("transport"), d.line.world());
+  return lanes;
+}
+
+}  // namespace
+
+void run_self(const Options& options, const Registry& registry, const std::vector<Due>& due,
+              Worlds& worlds, SelfResult& result) {
+  Verdicts verdicts(result);
+  Turns turns;
+  plant(registry.planted(), turns, verdicts);
+  for (const bool forked : {true, false})
+    test_transports(options, lanes_of(due, forked), worlds, verdicts);
+}
+
+std::vector<Part> self_parts(const Options& options, const Registry& registry,
+                             const std::vector<Due>& due, Worlds& worlds, SelfResult& result) {
+  const auto verdicts = std::make_shared<Verdicts>(result);
+  test_transports(options, lanes_of(due, false), worlds, *verdicts);
+  std::vector<Part> parts;
+  const auto turns = std::make_shared<Turns>();
+  for (int i = 0; i < planted_side_by_side && !registry.planted().empty(); ++i)
+    parts.push_back(
+        {[&registry, turns](ResultSink& sink) { plant(registry.planted(), *turns, sink); },
+         verdicts});
+  const Lanes lanes = lanes_of(due, true);
+  if (!lanes.empty())
+    parts.push_back({[&options, &registry, lanes](ResultSink& sink) {
+                       Worlds own(options, registry);
+                       test_transports(options, lanes, own, sink);
+                     },
+                     verdicts});
+  return parts;
 }
 
 std::map<std::string, std::string> versions() {

@@ -192,6 +192,7 @@ struct Silent final : Progress {
 Report gate_of(const Registry& r) {
   Options options;
   options.transports = {"processes"};
+  options.self = false;  // the gate around this one asks the transport
   Silent silent;
   return run_gate(options, r, silent);
 }
