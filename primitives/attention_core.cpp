@@ -124,6 +124,7 @@ void AttentionPass::attend_in(const Block& b, std::span<const double> bias,
                               std::span<const double> k, std::span<const double> v,
                               Softmax& out) const {
   const int64_t dk = shape.key_dim, dv = shape.value_dim;
+  std::vector<A> score, o;  // of a row
   for (size_t i = 0; i < b.queries.size(); ++i) {
     const auto keys = seen(bias, i, b.keys.size());
     pairs += int64_t(keys.size());
@@ -131,7 +132,7 @@ void AttentionPass::attend_in(const Block& b, std::span<const double> bias,
     for (int64_t h = 0; h < shape.heads; ++h) {
       const size_t at = i * size_t(shape.heads) + size_t(h);
       const int64_t group = core.kv_head(shape, h);
-      std::vector<A> score;
+      score.clear();
       A greatest = -std::numeric_limits<A>::infinity(), sum = 0;
       for (size_t j : keys) {
         A s = A(scale) * dot<A>(&q[at * size_t(dk)],
@@ -140,7 +141,7 @@ void AttentionPass::attend_in(const Block& b, std::span<const double> bias,
         score.push_back(s + A(bias[i * b.keys.size() + j]));
         greatest = std::max(greatest, score.back());
       }
-      std::vector<A> o(static_cast<size_t>(dv));
+      o.assign(static_cast<size_t>(dv), 0);
       for (size_t n = 0; n < keys.size(); ++n) {
         const A p = std::exp(score[n] - greatest);
         sum += p;
