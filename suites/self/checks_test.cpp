@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "oracle/checks/judging.hpp"
+#include "oracle/checks/pairing.hpp"
 #include "oracle/checks/patterns.hpp"
 #include "suites/self/toy_evidence.hpp"
 
@@ -422,6 +423,24 @@ std::vector<int64_t> large_shape(int ranks, bool square) {
 // x/3 is not exact: the pairing of a mean is judged where p is a power of 2.
 bool is_thirds(const Mistake& m, int ranks) {
   return ranks == 3 && m.reads == one && std::string(m.name).find("mean") != std::string::npos;
+}
+
+// 3 * 5 * 2 is exact; 0.1 is no multiple of 2^-16, and from there on sums are long doubles that err
+// by at most n 2^-63 of the sum of all |products|, the exact ones included.
+TEST(Dot, IsExactUntilAFactorIsNot) {
+  Dot d;
+  d.add(3, 5, 2);
+  d.add(-7, 2, 1);
+  EXPECT_EQ(d.value(), 16);
+  EXPECT_EQ(d.error(), 0);
+  d.add(0.1, 1, 1);
+  EXPECT_EQ(d.value(), 16 + (long double)0.1);
+  EXPECT_EQ(d.error(), 3 * 0x1p-63L * (30 + 14 + (long double)0.1));
+  Dot other;
+  other.add(16, 1, 1);
+  EXPECT_FALSE(d.equals(other));
+  d.add(std::numeric_limits<double>::quiet_NaN(), 1, 1);
+  EXPECT_FALSE(d.equals(d));
 }
 
 TEST(Adjoint, ProbesReadTheTable) {

@@ -157,6 +157,24 @@ TEST(Gradcheck, AForwardThatIsNotSmoothIsNamed) {
   EXPECT_TRUE(says(c, "not smooth")) << c.findings.at(0).message;
 }
 
+// A runner keeps what the reference says of a line, for its controls: of another line it knows
+// nothing.
+TEST(Gradcheck, ALineIsJudgedAsIfItWereTheOnlyOne) {
+  const Options options;
+  Runner runner(options, registry());
+  for (const std::string text :
+       {"mlp tp=2", "mlp tp=2 seed=2", "mlp tp=2 subject=off_slightly",
+        "mlp tp=2 strides=transposed", "mlp tp=2 activation=swiglu", "mlp tp=4", "linear_row tp=2",
+        "linear_row tp=2 fill=normal", "mlp tp=2"}) {
+    const Case line = parse(text, registry());
+    const CheckResult together = runner.run(line, {"gradcheck"}, lane_of(line)).result.checks.at(0),
+                      alone = judge(text);
+    EXPECT_EQ(together.verdict, alone.verdict) << text;
+    EXPECT_EQ(together.ratio, alone.ratio) << text;
+    EXPECT_EQ(together.bound, alone.bound) << text;
+  }
+}
+
 TEST(Gradcheck, IsDueInDoubleOnSmallCasesOfOneHost) {
   EXPECT_TRUE(is_due("mlp tp=2"));
   EXPECT_TRUE(is_due("linear_column tp=4"));

@@ -1,9 +1,14 @@
-// Every fault planted in the judge as a test of its own: what a gate does at its start, one by one.
+// Every fault planted in the judge as a test of its own: what a gate does beside its cases, one by
+// one.
 #include <gtest/gtest.h>
+
+#include <set>
 
 #include "oracle/self.hpp"
 
 namespace shardproof {
+
+void family_mapping(Registry&);
 
 void PrintTo(const Planted& p, std::ostream* out) { *out << p.name; }
 
@@ -16,6 +21,59 @@ INSTANTIATE_TEST_SUITE_P(Judge, PlantedFault, testing::ValuesIn(planted_faults()
 TEST_P(PlantedFault, GetsTheVerdictThatItDeserves) { EXPECT_EQ(GetParam().plant(), ""); }
 
 TEST(PlantedFaults, AreMany) { EXPECT_GE(planted_faults().size(), 45u); }
+
+// However the cases are judged, beside the judge's own tests or after them, one that is missed
+// makes the run a "no judgement".
+TEST(PlantedFaults, AreToldByEveryGate) {
+  Registry r;
+  family_mapping(r);
+  r.add(Planted{"seen", [] { return std::string(); }});
+  r.add(Planted{"missed", [] { return std::string("expected failed, met passed"); }});
+  struct Silent final : Progress {
+    void begin(int64_t, int64_t) override {}
+    void done(const CaseResult&) override {}
+    void done(const ControlResult&) override {}
+    void tick() override {}
+  } silent;
+  Options options;
+  options.tier = "smoke";
+  options.transports = {"processes"};
+  options.controls = false;
+  const std::vector<std::string> one{"mapping_copy"}, two{"mapping_copy", "mapping_gather"};
+  for (const auto& [patterns, jobs] : {std::pair(one, 1), {one, 2}, {two, 1}, {two, 2}}) {
+    options.patterns = patterns;
+    options.jobs = jobs;
+    const size_t due = plan_gate(options, r).size();
+    const Report report = run_gate(options, r, silent);
+    EXPECT_EQ(report.self.planted, 2);
+    EXPECT_EQ(report.self.named, 1);
+    EXPECT_EQ(report.self.failures,
+              std::vector<std::string>{"missed: expected failed, met passed"});
+    EXPECT_EQ(report.cases.size(), due);
+    EXPECT_EQ(exit_code(report), 3);
+  }
+}
+
+TEST(Turns, GiveEachNumberOnceAcrossProcesses) {
+  struct Numbers final : ResultSink {
+    void put(const CaseResult& r) override { found.insert(r.calls); }
+    void put(const ControlResult&) override {}
+    std::multiset<int64_t> found;
+  };
+  const auto numbers = std::make_shared<Numbers>();
+  Turns turns;
+  const auto work = [&](ResultSink& sink) {
+    for (size_t i; (i = turns.next()) < 100;) {
+      CaseResult r;
+      r.calls = int64_t(i);
+      sink.put(r);
+    }
+  };
+  run_parts({{work, numbers}, {work, numbers}, {work, numbers}}, [] {});
+  std::multiset<int64_t> each;
+  for (int64_t i = 0; i < 100; ++i) each.insert(i);
+  EXPECT_EQ(numbers->found, each);
+}
 
 }  // namespace
 }  // namespace shardproof

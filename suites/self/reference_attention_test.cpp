@@ -408,6 +408,22 @@ TEST(AttentionBounds, FloatStaysInside) {
     }
 }
 
+// Scores 0 and 0, so P = 1/2 each; o = -1, delta = -1, dS = p (<g,v> - delta) = 3/2 and -3/2.
+// Nothing rounds but what is lost below the normal range, t a product. O: sum_j t (|v_j| + 1). dV:
+// t (|g| + 1). dS errs by p times the error 8t of delta, by t (3 + 8t) and by 2t; dQ by that times
+// |k|, and t a key.
+TEST(AttentionBounds, WhatIsLostBelowTheNormalRangeByHand) {
+  const double t = 0x1p-40, ds = 4 * t + t * (3 + 8 * t) + 2 * t;
+  AttentionRounding rounding;
+  rounding.tiny = t;
+  const auto b = attention_bounds(one_head(1, 2), rounding, Values{0}, Values{1, 2}, Values{2, -4},
+                                  Values{1}, {});
+  EXPECT_EQ(b.o, Values{8 * t});
+  EXPECT_EQ(b.v, (Values{2 * t, 2 * t}));
+  EXPECT_EQ(b.q, Values{3 * ds + 2 * t});
+  EXPECT_EQ(b.k, (Values{t, t}));
+}
+
 TEST(AttentionGradients, AgreeWithRichardsonDifferences) {
   Attention a = one_head(5, 7);
   a.heads = 2, a.key_dim = 3, a.value_dim = 2, a.softcap = 3, a.mask = {true, 4, -1};
