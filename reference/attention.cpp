@@ -156,23 +156,37 @@ constexpr double function_ulps = 4;
 
 double gamma_of(double n, double u) { return n * u < 1 ? n * u / (1 - n * u) : infinity; }
 
-// A vector of an input, and how far an implementation's may be from it.
-struct Vector {
+// An input, and how far an implementation's may be from it.
+struct Given {
   In value, errors;  // errors empty: none
+  Values most;       // |value| + error
+  Given(In v, In e) : value(v), errors(e), most(v.size()) {
+    for (size_t i = 0; i < most.size(); ++i) most[i] = std::abs(v[i]) + (e.empty() ? 0 : e[i]);
+  }
+};
+
+// A vector of it.
+struct Vector {
+  In value, errors, most;
   double error(size_t c) const { return errors.empty() ? 0 : errors[c]; }
-  double most(size_t c) const { return std::abs(value[c]) + error(c); }
 };
 using Part = In (Rows::*)(In, size_t, int64_t) const;
-Vector vector_of(const Rows& rows, Part part, In all, In errors, size_t i, int64_t h) {
-  return {(rows.*part)(all, i, h), errors.empty() ? errors : (rows.*part)(errors, i, h)};
+Vector vector_of(const Rows& rows, Part part, const Given& all, size_t i, int64_t h) {
+  return {(rows.*part)(all.value, i, h),
+          all.errors.empty() ? all.errors : (rows.*part)(all.errors, i, h),
+          (rows.*part)(all.most, i, h)};
 }
 
 // What <x, y> may be off by: its own rounding, and the errors of both sides.
 double dot_error(const Vector& x, const Vector& y, double gamma) {
   double error = 0;
+  if (x.errors.empty() && y.errors.empty()) {
+    for (size_t c = 0; c < x.most.size(); ++c) error += gamma * x.most[c] * y.most[c];
+    return error;
+  }
   for (size_t c = 0; c < x.value.size(); ++c)
     error +=
-        std::abs(x.value[c]) * y.error(c) + x.error(c) * y.most(c) + gamma * x.most(c) * y.most(c);
+        std::abs(x.value[c]) * y.error(c) + x.error(c) * y.most[c] + gamma * x.most[c] * y.most[c];
   return error;
 }
 
@@ -183,13 +197,13 @@ struct RowBounds {
   double lse = 0;
 };
 
-Values score_errors(const Attention& a, const Row& r, const Vector& qi, In k, In k_error, int64_t h,
+Values score_errors(const Attention& a, const Row& r, const Vector& qi, const Given& k, int64_t h,
                     double u) {
   const Rows rows{a};
   const double gamma = gamma_of(double(a.key_dim) + 2, u);
   Values e;
   for (size_t n = 0; n < r.keys.size(); ++n) {
-    const Vector kj = vector_of(rows, &Rows::k, k, k_error, r.keys[n], h);
+    const Vector kj = vector_of(rows, &Rows::k, k, r.keys[n], h);
     double error = std::abs(a.scale) * dot_error(qi, kj, gamma);
     if (a.softcap > 0) {
       // |tanh'| is at most 1, and 1 - tanh^2 within the error of its argument.
@@ -208,8 +222,8 @@ double growth_of(double e) { return e < 1e-6 ? e + e * e : std::expm1(std::min(e
 
 // A score that is off by at most e_ij moves P_ij by a factor of at most exp(e_ij + log sum_k P_ik
 // exp(e_ik)), either way, and lse by the logarithm.
-RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, const Row& r, In v,
-                     In v_error, Values scores, int64_t h) {
+RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, const Row& r,
+                     const Given& v, Values scores, int64_t h) {
   const Rows rows{a};
   const double u = rounding.accumulate,
                n = double(r.keys.size()) + function_ulps * double(rounding.ranks);
@@ -224,11 +238,11 @@ RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, cons
   const double shift = std::log1p(sum);
   Values lost(rows.dv());
   for (size_t j = 0; j < r.keys.size(); ++j) {
-    const Vector value = vector_of(rows, &Rows::v, v, v_error, r.keys[j], h);
+    const Vector value = vector_of(rows, &Rows::v, v, r.keys[j], h);
     const double grown = growth_of(error[j] + shift) + 2 * n * u;
     for (size_t d = 0; d < rows.dv(); ++d) {
-      b.o[d] += r.p[j] * (grown * value.most(d) + value.error(d));
-      lost[d] += value.most(d) + 1;
+      b.o[d] += r.p[j] * (grown * value.most[d] + value.error(d));
+      lost[d] += value.most[d] + 1;
     }
   }
   for (size_t d = 0; d < rows.dv(); ++d) b.o[d] += rounding.tiny * lost[d];
@@ -269,28 +283,30 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
   AttentionBounds b;
   b.o.resize(count * rows.dv()), b.lse.resize(count);
   Sums dq(q.size()), dk(k.size()), dv(v.size());
+  const Given queries(q, errors.q), keys(k, errors.k), values(v, errors.v), cotangents(g, errors.g);
   each_row(a, q, k, [&](size_t i, int64_t h, const Row& r) {
     const size_t at = rows.query(i, h);
-    const Vector qi = vector_of(rows, &Rows::q, q, errors.q, i, h);
-    const RowBounds row =
-        row_bounds(a, rounding, r, v, errors.v, score_errors(a, r, qi, k, errors.k, h, u), h);
+    const Vector qi = vector_of(rows, &Rows::q, queries, i, h);
+    const RowBounds row = row_bounds(a, rounding, r, values, score_errors(a, r, qi, keys, h, u), h);
     std::copy(row.o.begin(), row.o.end(), b.o.begin() + int64_t(at * rows.dv()));
     b.lse[at] = row.lse;
     if (g.empty()) return;
 
     Values o(rows.dv());
     weighted(rows, r, v, h, o.data());
-    const Vector go = vector_of(rows, &Rows::o, g, errors.g, i, h);
+    const Vector go = vector_of(rows, &Rows::o, cotangents, i, h);
     const double cotangent = g_lse.empty() ? 0 : g_lse[at],
                  gamma_d = gamma_of(double(rows.dv()) + 1, u);
     const double lse_error = row.lse + rounding.statistics * (std::abs(r.lse) + row.lse);
     Values o_error = row.o;
     for (size_t c = 0; c < rows.dv(); ++c)
       o_error[c] += rounding.output * (std::abs(o[c]) + row.o[c]);
-    const double delta = dot(go.value, o), delta_error = dot_error(go, {o, o_error}, gamma_d);
+    const Given own(o, o_error);
+    const double delta = dot(go.value, o),
+                 delta_error = dot_error(go, {own.value, own.errors, own.most}, gamma_d);
     for (size_t n = 0; n < r.keys.size(); ++n) {
-      const Vector kj = vector_of(rows, &Rows::k, k, errors.k, r.keys[n], h),
-                   vj = vector_of(rows, &Rows::v, v, errors.v, r.keys[n], h);
+      const Vector kj = vector_of(rows, &Rows::k, keys, r.keys[n], h),
+                   vj = vector_of(rows, &Rows::v, values, r.keys[n], h);
       // exp(S - lse): relative error of P, to first order and beyond it.
       const double argument = row.score[n] + u * std::abs(r.score[n] - r.lse) +
                               u * std::abs(r.lse) + lse_error + function_ulps * u;
@@ -310,12 +326,12 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
       const double scale = std::abs(a.scale);
       const size_t key = rows.key(r.keys[n], h);
       for (size_t c = 0; c < rows.dv(); ++c)
-        dv.add(key * rows.dv() + c, r.p[n] * (p_error * go.most(c) + go.error(c)),
-               r.p[n] * std::abs(go.value[c]), go.most(c) + 1);
+        dv.add(key * rows.dv() + c, r.p[n] * (p_error * go.most[c] + go.error(c)),
+               r.p[n] * std::abs(go.value[c]), go.most[c] + 1);
       for (size_t c = 0; c < rows.dk(); ++c) {
-        dq.add(at * rows.dk() + c, scale * (ds_error * kj.most(c) + ds * kj.error(c)),
+        dq.add(at * rows.dk() + c, scale * (ds_error * kj.most[c] + ds * kj.error(c)),
                scale * ds * std::abs(kj.value[c]), 1);
-        dk.add(key * rows.dk() + c, scale * (ds_error * qi.most(c) + ds * qi.error(c)),
+        dk.add(key * rows.dk() + c, scale * (ds_error * qi.most[c] + ds * qi.error(c)),
                scale * ds * std::abs(qi.value[c]), 1);
       }
     }
