@@ -943,9 +943,15 @@ int main(int argc, char** argv, Registry registry, const char* modules) {
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is met as a write that fails
   const bool worker = argc > 1 && !std::strcmp(argv[1], "--worker");
   const auto outside = worker ? std::nullopt : outside_launch();
-  if (outside && outside->rank > 0) return serve_outside(rank_main(registry));
-  const int code = concluding(argc, argv, registry);
-  if (outside) release_outside(code);
+  int code = exit_no_judgement;
+  try {
+    if (outside && outside->rank > 0) return serve_outside(rank_main(registry));
+    code = concluding(argc, argv, registry);
+    if (outside) release_outside(code);
+  } catch (const std::exception& e) {  // of the launcher's world: it could not be had, or it broke
+    complain(fmt::format("no judgement: {}", e.what()));
+    return exit_no_judgement;
+  }
   return leaks_noted() > 0 ? exit_no_judgement : code;
 }
 

@@ -10,11 +10,12 @@ namespace shardproof {
 
 std::string mpi_missing();  // why this build has no MPI ranks; "" where it has
 std::unique_ptr<World> start_mpi_world(const WorldSpec&, RankMain);
-// Started from outside, under mpiexec or srun, by the environment that these set: my rank and how many
-// there are. Rank 0 is parent and rank at once, the others serve it; there is no isolation.
+// Started from outside, under mpiexec or srun, by the environment that these set: my rank and how
+// many there are. Rank 0 is parent and rank at once, the others serve it; there is no isolation.
 struct OutsideLaunch {
   int rank = 0, size = 1;
-  std::string launcher;  // "PMI", "Open MPI", torchrun, "Slurm"
+  std::string launcher;   // "PMI", "Open MPI", torchrun, "Slurm"
+  std::string variables;  // that say so: "PMI_RANK and PMI_SIZE"
 };
 // Its ranks know no MPI: they meet by sockets, and NCCL is all that they can be judged on.
 inline constexpr const char* torchrun = "torchrun";

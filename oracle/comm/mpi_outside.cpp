@@ -59,9 +59,38 @@ void on_crash(int signal) {
   ::_exit(1);
 }
 
+constexpr unsigned init_seconds = 120;
+
+// What the environment says of a launcher that may be gone: a shell that was started by one keeps its variables.
+std::string told_by_environment() {
+  const auto launch = outside_launch();
+  if (!launch) return "the environment names no launcher";
+  return fmt::format("the environment ({}) says rank {} of {}", launch->variables, launch->rank, launch->size);
+}
+
+constexpr const char* no_launcher_there = "; unset these where no launcher runs, or start the program with the launcher of this MPI";
+
+bool no_world_here = false;  // MPI was opened, and its world is not the one that was told
+
+// MPI_Init waits for as long as its peers do not come.
+void on_silent_init(int) {
+  const std::string text = fmt::format("shardproof: MPI_Init did not come back within {} s, although {}{}\n", init_seconds, told_by_environment(), no_launcher_there);
+  (void)!::write(2, text.data(), text.size());
+  ::_exit(3);
+}
+
 MpiSession* open_session() {
   const auto launch = outside_launch();
-  return launch && launch->launcher == torchrun ? open_tcp_session() : open_mpi_session(nullptr, nullptr);
+  if (launch && launch->launcher == torchrun) return open_tcp_session();
+  std::signal(SIGALRM, on_silent_init);
+  ::alarm(init_seconds);
+  MpiSession* session = open_mpi_session(nullptr, nullptr);
+  ::alarm(0);
+  no_world_here = launch && (session->size() != launch->size || session->rank() != launch->rank);
+  if (no_world_here)
+    throw Infrastructure(fmt::format("{}, but MPI ({}) made this rank {} of {}{}", told_by_environment(), session->library(), session->rank(), session->size(),
+                                     no_launcher_there));
+  return session;
 }
 
 class Participant {
@@ -160,7 +189,7 @@ std::optional<OutsideLaunch> outside_launch() {
   const auto from = [](const char* rank, const char* size, const char* name) -> std::optional<OutsideLaunch> {
     const auto r = number(rank), n = number(size);
     if (!r || !n || *n < 2) return std::nullopt;
-    return OutsideLaunch{*r, *n, name};
+    return OutsideLaunch{*r, *n, name, fmt::format("{} and {}", rank, size)};
   };
   if (auto l = from("PMI_RANK", "PMI_SIZE", "PMI"); l && reaches_launcher()) return l;
   if (auto l = from("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI")) return l;
@@ -189,6 +218,7 @@ int serve_outside(const RankMain& main) {
 }
 
 void release_outside(int exit_code) {
+  if (no_world_here) return;
   Participant& me = participant(1);  // also where nothing was run: the others wait in MPI_Init
   for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0, 0}, {}));
   me.leave();

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "oracle/comm/mpi.hpp"
 #include "oracle/command.hpp"
 #include "oracle/registry.hpp"
 
@@ -125,7 +126,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--ranks", "two"}, {"--ranks", "integer", "'two'"}},
       {{"gate", "--ranks", "0"}, {"--ranks", "from 1", "'0'"}},
       {{"gate", "--ranks", "61"}, {"empty", "--ranks 61"}},
-      {{"gate", "linear", "tp=2", "bias=off", "cp=3", "dp=1"}, {"empty", "left by cp=3 beside linear tp=2 bias=off"}},
+      {{"gate", "linear", "tp=2", "bias=off", "cp=3", "dp=1"},
+       {"empty", "left by cp=3 beside linear tp=2 bias=off"}},
       {{"gate", ""}, {"PATTERN", "met ''"}},
       {{"gate", "mapping", "  "}, {"PATTERN", "met '  '"}},
       {{"gate", "--transport", "proceses"}, {"--transport", "did you mean 'processes'"}},
@@ -137,26 +139,38 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--require", "proceses.np4"}, {"--require", "proceses.np4", "processes"}},
       {{"gate", "--require", "processes.np0"}, {"--require", "processes.np0"}},
       {{"gate", "--require", "processes."}, {"--require", "processes."}},
-      {{"gate", c, "--ranks", "2", "--transport", "processes", "--require", "processes.np3"}, {"--require", "(processes.np2)", "processes.np3"}},
+      {{"gate", c, "--ranks", "2", "--transport", "processes", "--require", "processes.np3"},
+       {"--require", "(processes.np2)", "processes.np3"}},
       {{"gate", "--check", "forward,"}, {"--check", "'forward,'"}},
       {{"gate", "--check=forward,,gradient"}, {"--check", "'forward,,gradient'"}},
       {{"run", c, "--check", ",forward"}, {"--check", "',forward'"}},
-      {{"gate", "--seed", "18446744073709551615", "--seeds", "2"}, {"--seeds", "18446744073709551615", "'2'"}},
+      {{"gate", "--seed", "18446744073709551615", "--seeds", "2"},
+       {"--seeds", "18446744073709551615", "'2'"}},
       {{"run", "linear_column", "tokens=1048576"}, {"4.0 GiB", "smaller extents"}},
       {{"run", "norm_sequence", "tokens=16777216"}, {"4.0 GiB", "smaller extents"}},
       {{"run", "attention_ring", "tokens=16384"}, {"multiplications", "smaller extents"}},
-      {{"explain", "attention_ring", "docs=4,4", "kv_docs=9223372036854775807,9"}, {"'kv_docs'", "at most 16777216 each and in all", "9223372036854775807,9"}},
-      {{"run", "attention_ring", "docs=16777216,1"}, {"'docs'", "at most 16777216 each and in all", "16777216,1"}},
-      {{"run", "attention_ring", "docs=5,5", "window=0,9223372036854775807"}, {"'window'", "at most 16777216 each", "0,9223372036854775807"}},
-      {{"explain", "attention_block", "tokens=16777216", "hidden=16777216", "heads=16777216", "kv_heads=16777216", "head_dim=16777216"}, {"2147483647", "more than 2^53 elements", "smaller extents"}},
-      {{"explain", "attention_block", "hidden=16777216", "heads=64"}, {"2147483647", "elements", "smaller extents"}},
-      {{"explain", "rotary_context", "tokens=16777216", "heads=16777216", "head_dim=16777216"}, {"2147483647", "more than 2^53 elements"}},
+      {{"explain", "attention_ring", "docs=4,4", "kv_docs=9223372036854775807,9"},
+       {"'kv_docs'", "at most 16777216 each and in all", "9223372036854775807,9"}},
+      {{"run", "attention_ring", "docs=16777216,1"},
+       {"'docs'", "at most 16777216 each and in all", "16777216,1"}},
+      {{"run", "attention_ring", "docs=5,5", "window=0,9223372036854775807"},
+       {"'window'", "at most 16777216 each", "0,9223372036854775807"}},
+      {{"explain", "attention_block", "tokens=16777216", "hidden=16777216", "heads=16777216",
+        "kv_heads=16777216", "head_dim=16777216"},
+       {"2147483647", "more than 2^53 elements", "smaller extents"}},
+      {{"explain", "attention_block", "hidden=16777216", "heads=64"},
+       {"2147483647", "elements", "smaller extents"}},
+      {{"explain", "rotary_context", "tokens=16777216", "heads=16777216", "head_dim=16777216"},
+       {"2147483647", "more than 2^53 elements"}},
       {{"run", "attention_block", "base=0"}, {"'base'", "from 1e-06", "'0'"}},
       {{"run", "rotary_context", "base=-1"}, {"'base'", "from 1e-06", "'-1'"}},
       {{"run", "attention_ring", "scale=1e308"}, {"'scale'", "to 1e+06", "'1e308'"}},
-      {{"run", "mapping_copy", "tp=2", "transport=mpi", "tokens=8192", "hidden=4096"}, {"smaller extents"}},
-      {{"run", "linear_row", "tp=2", "dtype=f16", "fill=large"}, {"fill", "65504", "f16", "fill=normal"}},
-      {{"run", "attention_alltoall", "tp=2", "dtype=f16", "fill=large"}, {"fill", "65504", "gradient of"}},
+      {{"run", "mapping_copy", "tp=2", "transport=mpi", "tokens=8192", "hidden=4096"},
+       {"smaller extents"}},
+      {{"run", "linear_row", "tp=2", "dtype=f16", "fill=large"},
+       {"fill", "65504", "f16", "fill=normal"}},
+      {{"run", "attention_alltoall", "tp=2", "dtype=f16", "fill=large"},
+       {"fill", "65504", "gradient of"}},
       {{"gate", "--in-process"}, {"--in-process", "--transport threads"}},
       {{"gate", "--in-process", "--transport", "mpi"}, {"--in-process", "mpi"}},
       {{"gate", "--seed", "-1"}, {"--seed", "18446744073709551615", "'-1'"}},
@@ -217,7 +231,9 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
 
 // What a run leaves undone is refused; what is only spelled another way is not.
 TEST_F(Command, WordsThatMeanNothingMoreAreTaken) {
-  const Words lines[] = {{"run", "--", contract, "tp=2"}, {"run", contract, "tp=2", "subject=ours"}, {"run", contract, "tp=2", "--check=forward"}};
+  const Words lines[] = {{"run", "--", contract, "tp=2"},
+                         {"run", contract, "tp=2", "subject=ours"},
+                         {"run", contract, "tp=2", "--check=forward"}};
   for (const Words& words : lines) EXPECT_EQ(call(words).code, 0) << words[1];
   EXPECT_EQ(call({"gate", contract, "subject=ours", "--dry-run"}).code, 0);
 }
@@ -240,6 +256,23 @@ TEST_F(Command, RanksThatNobodyStartedAreNotWaitedFor) {
   EXPECT_EQ(alone.code, 0) << alone.err;
 }
 
+// Another MPI's variables make no world of this one: every rank says so, also one that would wait
+// for rank 0.
+TEST_F(Command, ALauncherThatIsNotThereIsNamedWithItsVariables) {
+  if (!mpi_missing().empty()) GTEST_SKIP() << mpi_missing();
+  for (const char* rank : {"0", "1"}) {
+    setenv("OMPI_COMM_WORLD_RANK", rank, 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    const Ended strayed = call({"run", contract, "tp=2", "transport=mpi"});
+    unsetenv("OMPI_COMM_WORLD_RANK");
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    EXPECT_EQ(strayed.code, 3) << strayed.err;
+    EXPECT_TRUE(holds(strayed.err, "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE") &&
+                holds(strayed.err, "unset"))
+        << strayed.err;
+  }
+}
+
 // One all-reduce over tp is due forward: cp has no call, and nothing was broken.
 TEST_F(Command, AFaultThatMeetsNoCallIsSaid) {
   const Ended inert = call({"run", contract, "tp=2", "fault=skip@forward.cp.1"});
@@ -251,12 +284,14 @@ TEST_F(Command, AFaultThatMeetsNoCallIsSaid) {
 }
 
 TEST_F(Command, ALaneIsNotProvenByRefusalsAlone) {
-  const Ended refusals = call({"gate", "--tier", "smoke", "--ranks", "8", "--require", "processes.np8"});
+  const Ended refusals =
+      call({"gate", "--tier", "smoke", "--ranks", "8", "--require", "processes.np8"});
   EXPECT_EQ(refusals.code, 3) << refusals.out;
 }
 
 TEST_F(Command, ADriftControlBeyondTheRunIsRefused) {
-  const Ended beyond = call({"drift", "block", "tp=2", "control=norm_gradient_averaged@5", "--steps", "5"});
+  const Ended beyond =
+      call({"drift", "block", "tp=2", "control=norm_gradient_averaged@5", "--steps", "5"});
   EXPECT_EQ(beyond.code, 2) << beyond.out;
   EXPECT_TRUE(holds(beyond.err, "0 to 4")) << beyond.err;
 }
@@ -495,13 +530,15 @@ TEST_F(Command, DiffComparesTwoReports) {
   std::ofstream(after + "/report.json") << text;
   const Ended lost = call({"diff", before, after});
   EXPECT_EQ(lost.code, 1) << lost.err;
-  EXPECT_TRUE(holds(lost.out, "LOST       verdict  linear_row tp=2   gradient   passed -> failed\n"))
+  EXPECT_TRUE(
+      holds(lost.out, "LOST       verdict  linear_row tp=2   gradient   passed -> failed\n"))
       << lost.out;
   const Ended tables = call({"diff", before, after, "--markdown"});
   EXPECT_EQ(tables.code, 1);
   EXPECT_TRUE(tables.out.starts_with("## Shardproof: LOST\n")) << tables.out;
   EXPECT_EQ(call({"diff", after, before}).code, 0);
-  for (const Words& wrong : {Words{"diff", before}, {"diff", before, after, after}, {"diff", before, folder / "none"}}) {
+  for (const Words& wrong :
+       {Words{"diff", before}, {"diff", before, after, after}, {"diff", before, folder / "none"}}) {
     const Ended refused = call(wrong);
     EXPECT_EQ(refused.code, 2);
     EXPECT_EQ(refused.out, "");
@@ -513,7 +550,8 @@ TEST_F(Command, DiffComparesTwoReports) {
 TEST_F(Command, DriftWritesAPageOfARun) {
   Folder folder;
   const std::string page = folder / "report/index.html";
-  const Ended ended = call({"drift", "linear_row", "tp=2", "--steps", "3", "--report", folder / "report"});
+  const Ended ended =
+      call({"drift", "linear_row", "tp=2", "--steps", "3", "--report", folder / "report"});
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_TRUE(holds(text_of(page), "\"word\":\"NO DRIFT\"")) << ended.out;
   const Ended logs = call({"drift", "--logs", folder / "log", "--report", folder / "other"});
@@ -526,13 +564,14 @@ TEST_F(Command, DriftWritesAPageOfARun) {
 // before anything runs.
 TEST_F(Command, DumpWritesWhatFailed) {
   Folder folder;
-  const Ended failed = call({"run", "linear_row", "tp=2", "sp=on", "control=row_bias_gradient_times_p",
-                             "--dump", folder / "tensors"});
+  const Ended failed = call({"run", "linear_row", "tp=2", "sp=on",
+                             "control=row_bias_gradient_times_p", "--dump", folder / "tensors"});
   EXPECT_EQ(failed.code, 1) << failed.err;
   EXPECT_TRUE(holds(failed.out, "\ndumped     1 of 1 case that did not pass, in ")) << failed.out;
   EXPECT_FALSE(fs::is_empty(folder / "tensors"));
   std::ofstream(folder / "file") << "x";
-  const Ended refused = call({"gate", "mapping_copy", "--tier", "smoke", "--dump", folder / "file"});
+  const Ended refused =
+      call({"gate", "mapping_copy", "--tier", "smoke", "--dump", folder / "file"});
   EXPECT_EQ(refused.code, 2);
   EXPECT_TRUE(holds(refused.err, "--dump: expected a folder")) << refused.err;
   EXPECT_EQ(refused.out, "");
