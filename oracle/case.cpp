@@ -9,6 +9,8 @@
 #include <charconv>
 #include <numeric>
 
+#include "oracle/printable.hpp"
+
 namespace shardproof {
 
 namespace {
@@ -26,14 +28,7 @@ bool whole_number(std::string_view text, Integer& value) {
   return error == std::errc{} && last == end;
 }
 
-// What a message shows of a word that was met: printable, and not a page long.
-std::string shown(std::string_view word) {
-  constexpr size_t most = 60;
-  std::string s(word.substr(0, most));
-  for (char& c : s)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return "'" + s + (word.size() > most ? "...'" : "'");
-}
+std::string shown(std::string_view word) { return telling::in_quotes(word); }
 
 std::vector<std::string_view> split(std::string_view text, char at) {
   std::vector<std::string_view> parts;

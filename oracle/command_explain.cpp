@@ -12,8 +12,10 @@
 #include "fixtures/fills.hpp"
 #include "fixtures/sharding.hpp"
 #include "oracle/check.hpp"
+#include "oracle/checks/draws.hpp"
 #include "oracle/comm/ledger.hpp"
 #include "oracle/command.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -420,6 +422,25 @@ std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh) {
   return made + owed;
 }
 
+// What the subject draws: on which axes copies must agree and shards must differ, and by how many draws
+// that is judged.
+std::string draws_text(const Contract& contract, const Case& line) {
+  std::string text;
+  for (const Look& look : looks_at_draws(contract, line)) {
+    std::vector<std::string> parts;
+    for (Axis a : look.copies) parts.push_back(fmt::format("copies on {} agree", name(a)));
+    for (Axis a : look.shards) parts.push_back(fmt::format("shards on {} differ", name(a)));
+    std::string judged = look.not_judged;
+    if (look.judges_shards())
+      judged = fmt::format("{} draw{}, equal by chance with 2^-{:.0f}", look.times,
+                           look.times == 1 ? "" : "s", look.bits);
+    text += row(text.empty() ? "draws" : "",
+                fmt::format("{}: {}{}", look.drawn.name, joined(parts, ", "),
+                            judged.empty() ? "" : " (" + judged + ")"));
+  }
+  return text;
+}
+
 // How a check's limit comes about.
 std::string tier_of(char letter, bool exact, const Declared& declared) {
   switch (letter) {
@@ -527,7 +548,7 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
                        traffic_text(contract, line, declared.plan, backward));
   }
   text += small_text(contract, line) + nodes_text(contract, line, declared.plan, nodes);
-  return text + owed_text(operands, mesh) + checks_text(contract, line, declared);
+  return text + owed_text(operands, mesh) + draws_text(contract, line) + checks_text(contract, line, declared);
 }
 
 }  // namespace shardproof

@@ -66,7 +66,7 @@ void say(const std::string& text) {
 }
 
 void complain(const std::string& text) {
-  std::string line = text;
+  std::string line = telling::printable(text);
   std::replace(line.begin(), line.end(), '\n', ' ');
   std::fprintf(stderr, "shardproof: %s\n", line.c_str());
 }
@@ -828,9 +828,16 @@ int drift_of_logs(const Words& words) {
   std::vector<std::string> files = words.values.at("--logs");
   files.insert(files.end(), words.plain.begin(), words.plain.end());
   if (files.size() > 2 || files[0].empty())
-    throw BadInput(fmt::format("--logs: expected one digest log or two, met {}", files.size()));
-  if (single(words, "--report"))
-    throw BadInput("--report: expected together with a line, met with --logs; --json FILE writes what the logs show");
+    throw BadInput(fmt::format("--logs: expected one digest log or two, met {}", joined(files, " ")));
+  for (const OptionName& o : drift_options()) {
+    const std::string name = o.name;
+    if (name == "--logs" || name == "--exact" || name == "--json") continue;
+    if (words.flags.contains(name) || single(words, name.c_str()))
+      throw BadInput(fmt::format("{}: expected together with a line, met with --logs{}", name,
+                                 name == "--report" ? "; --json FILE writes what the logs show" : ""));
+  }
+  if (words.flags.contains("--exact") && files.size() == 1)
+    throw BadInput("--exact: expected with two logs, met with one");
   std::vector<digest::Log> logs;
   for (const std::string& file : files) logs.push_back(digest::read_log(file));
   const digest::LogReport report =

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oracle/case.hpp"
@@ -57,6 +58,16 @@ struct Traffic {
   int rank = -1;       // -1: every rank
 };
 
+// A value that the subject draws by itself, such as a dropout mask. It is seen through an output: on
+// the given inputs, constant over their elements, that output is a function of the element's draw
+// alone. It has the output's layout: copies of it (I, R) must agree, shards of it (S, V) must differ.
+struct Drawn {
+  std::string name;    // "dropout1.mask"
+  std::string output;  // operand that shows it
+  std::vector<std::pair<std::string, double>> given;  // inputs and parameters by name
+  double bits = 0;     // of an element: -log2 of the chance that two independent draws are equal
+};
+
 // One local matrix product of a rank, C[m,n] += A[m,k] B[k,n], for `explain`.
 struct Gemm {
   std::string what;            // "Y = X W^T"
@@ -86,6 +97,10 @@ struct Contract {
   std::vector<std::string> witnesses;
   // Local matrix products of a rank; null where there are none.
   std::function<std::vector<Gemm>(const Case&, int rank)> gemms;
+  // What the subject draws on a line; null where it draws nothing. Under other values of `draw_key`
+  // the draws are independent; "": there is no such key.
+  std::function<std::vector<Drawn>(const Case&)> drawn;
+  std::string draw_key;
   // Attention and packed rows: what the checks mask, coverage and leak judge by; null elsewhere. A
   // token is a row of the leading dims of an operand, row-major.
   // [queries, keys]: 1 where the query may see the key.

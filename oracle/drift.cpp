@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/checks/draws.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/patterns.hpp"
 #include "oracle/command.hpp"
@@ -30,6 +31,7 @@ using digest::Digest;
 
 constexpr const char* gradient_check = "gradient against the reference";
 constexpr const char* forward_check = "forward against the reference";
+constexpr const char* draws_check = "replica check of what is drawn";
 constexpr const char* hash_check = "hash of replicas";
 constexpr const char* sum_check = "sums of the training step, recomputed";
 constexpr const char* update_check = "update of the optimizer, recomputed";
@@ -78,6 +80,8 @@ class Watch {
     e_.declared = declared_of(line_, registry);
     e_.mesh = line_.mesh();
     e_.operands = contract_.operands(line_);
+    looks_ = looks_at_draws(contract_, line_);
+    report_.not_judged = draws_not_judged(looks_);
     for (const Operand& o : e_.operands) e_.inputs += o.role != Operand::output;
     Shot shot;
     shot.feeds[0].fill = Fill::cancelling;  // no statement about random data: deterministic bounds
@@ -119,6 +123,7 @@ class Watch {
     see_start(step);
     if (!report_.drifted()) {
       judge_forward_and_gradients(step);
+      judge_draws(step);
       judge_hashes(step, after_backward);
       if (report_.seen.empty()) judge_sums(step);
       judge_hashes(step, before_step);
@@ -280,6 +285,18 @@ class Watch {
       add(check, step, phase, std::move(*c.finding), o, gradient ? "gradient of " : "");
   }
 
+  // ---- What the kernel draws: equal on copies, different on shards
+
+  // Told before what the reference saw in the same step: it is the cause.
+  void judge_draws(int64_t step) {
+    judging::Agreement draws = judging::same_draws(e_, looks_, 0, drawn);
+    report_.draws += draws.compared;
+    std::vector<Sighting> seen;
+    for (Finding& f : draws.findings)
+      seen.push_back({draws_check, step, "forward", std::move(f), ""});
+    report_.seen.insert(report_.seen.begin(), seen.begin(), seen.end());
+  }
+
   // ---- Hashes of what has to be equal
 
   void judge_hashes(int64_t step, int tag) {
@@ -314,20 +331,25 @@ class Watch {
                   const std::vector<BytesHash>& hashes) const {
     const bool gradient = is_gradient(tag);
     const ResultTensor* got = e_.result(apart[0], 0, tag, k, gradient);
-    const auto own = whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, apart[0]);
+    const auto held_by = [&](int r) {
+      return whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, r);
+    };
+    const auto own = held_by(apart[0]);
     Finding f;
     for (int r = 0; r < e_.mesh.world(); ++r) {
-      if (hashes[size_t(r)] == hashes[size_t(apart[0])] ||
-          whole_indices(e_.operands[size_t(k)].shape, layout, e_.mesh, r) != own)
-        continue;
+      if (hashes[size_t(r)] == hashes[size_t(apart[0])] || held_by(r) != own) continue;
       const ResultTensor* want = e_.result(r, 0, tag, k, gradient);
       if (got && want) f = judging::difference(e_, {got, apart[0]}, {want, r});
-      f.message = fmt::format("{} part{} from rank {}", judging::ranks_text(apart, 0),
-                              apart.size() == 1 ? "s" : "", r);
+      f.message = fmt::format("{} part{} from rank {} (want; got: rank {}){}",
+                              judging::ranks_text(apart, 0), apart.size() == 1 ? "s" : "", r,
+                              apart[0], f.message.empty() ? "" : ", " + f.message);
       break;
     }
     f.rank = apart[0];
     f.ranks = apart;
+    f.holders.clear();
+    for (int r : apart)
+      if (held_by(r) == own) f.holders.push_back(r);
     f.means = gradient ? "copies of a parameter are about to be updated with different gradients: "
                          "a sum over their ranks is missing, or each made its own"
               : tag == at_start ? "copies of a parameter were made from streams of their own: they "
@@ -579,6 +601,7 @@ class Watch {
   const Contract& contract_;
   DriftReport& report_;
   Evidence e_;
+  std::vector<Look> looks_;
   std::vector<Whole> before_, twin_;
   std::vector<std::array<std::vector<double>, 2>> moments_;  // before the step, by operand
   std::vector<OfRank> ranks_;
@@ -660,17 +683,26 @@ void require_control(const DriftLine& d, const Registry& registry) {
                     faults, d.control));
 }
 
+std::string how_it_ended(const RankOutcome& o) {
+  if (o.end == RankOutcome::hung) return "made no progress until its deadline";
+  if (o.end == RankOutcome::exited) return "left the process";
+  if (o.text.empty()) return "died";
+  return o.text.starts_with("SIG") ? "was killed by " + o.text : o.text;
+}
+
+std::string where_it_stood(const Trace& t) {
+  if (t.calls_in_phase == 0 && (t.phase == Phase::idle || t.phase == Phase::harness))
+    return " while it waited for its next steps";
+  return "; it " + stands(t);
+}
+
 std::string lost(const std::vector<RankOutcome>& outcomes) {
   for (const RankOutcome::End end :
        {RankOutcome::signalled, RankOutcome::exited, RankOutcome::hung, RankOutcome::threw})
     for (size_t r = 0; r < outcomes.size(); ++r)
       if (outcomes[r].end == end)
-        return fmt::format("rank {} {} in {}", r,
-                           end == RankOutcome::hung     ? "made no progress until its deadline"
-                           : end == RankOutcome::exited ? "left the process"
-                           : outcomes[r].text.empty()   ? "died"
-                                                        : outcomes[r].text,
-                           stands(outcomes[r].trace));
+        return fmt::format("rank {} {}{}", r, how_it_ended(outcomes[r]),
+                           where_it_stood(outcomes[r].trace));
   return "the ranks ended without a record";
 }
 
@@ -741,8 +773,7 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
             given.optimizer,
             given.rate,
             !given.log.empty()};
-  const int64_t most =
-      steps_of_job(line.line, registry.contract(line.line.contract).operands(line.line));
+  const int64_t most = steps_of_job(line.line, registry.contract(line.line.contract));
   uint32_t number = 0;
   for (bool on = true; on && work.first < options.steps && !interrupted();
        work.first += work.count) {

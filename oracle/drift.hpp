@@ -8,7 +8,8 @@
 //
 //   phase              what is compared
 //   at initialisation  hashes of parameters
-//   forward          outputs with the reference
+//   forward          what the kernel draws (dropout masks): equal on copies, different on shards;
+//                    outputs with the reference
 //   after backward   gradients with the reference, within bounds; hashes of what has to be equal
 //   before the step  gradients once the step's own sums (dp, cp) are made: bit for bit
 //   after the step   parameters with the optimizer's update of the ranks' own gradients: bit for
@@ -66,6 +67,8 @@ struct DriftReport {
   std::string ended;           // why the run ended early: "rank 2 threw ..."
   int64_t ended_at = -1;
   int64_t gradients = 0, hashes = 0;  // compared
+  int64_t draws = 0;                  // elements that were drawn, compared
+  std::string not_judged;             // what of the draws cannot be, and why
   double worst_ratio = 0;
   // From the first wrong step on, against a run without the fault that starts there.
   std::vector<std::pair<int64_t, double>> distance;  // rms of parameters, relative

@@ -84,7 +84,7 @@ std::string drift_html(const DriftReport& r, const DriftLine& line, const DriftO
                                          {"complete", r.interrupted ? "false" : "true"},
                                          {"sentence", json_text(sentence(r))},
                                          {"command", json_text(command)},
-                                         {"block", json_text(telling::printable(told))},
+                                         {"block", json_text(told)},
                                          {"replay", json_text(call)},
                                          {"distance", json_write::list(points)},
                                          {"facts", facts(r, o)}}));

@@ -11,6 +11,7 @@
 #include "fixtures/fills.hpp"
 #include "fixtures/random.hpp"
 #include "fixtures/sharding.hpp"
+#include "oracle/checks/draws.hpp"
 #include "oracle/digest/bytes_hash.hpp"
 #include "oracle/digest/digest.hpp"
 #include "oracle/float_environment.hpp"
@@ -83,7 +84,8 @@ class Trainer {
         rank_(line_, contract_, host),
         me_(host.rank),
         healthy_(registry.subject(line_.contract, line_.text("subject")).make()),
-        optimizer_(work.optimizer, work.rate) {
+        optimizer_(work.optimizer, work.rate),
+        looks_(looks_at_draws(contract_, line_)) {
     const bool named = !work.control.empty();
     const auto known = [&](const Control& c) {
       return c.contract == line_.contract && c.name == work.control;
@@ -115,6 +117,8 @@ class Trainer {
       if (number == 0) make_parameters(kernel, record);
       if (number > 0 && number == work.from && broken_) make_anew(record);
       train(kernel, number, record);
+      record.ledger = rank_.end_step();
+      draw(kernel, number, record);
     } catch (const Released& e) {
       record.cause = e.cause;
       stop(record, ShotRecord::released, number, e.what());
@@ -125,7 +129,8 @@ class Trainer {
     } catch (const std::exception& e) {
       stop(record, ShotRecord::threw, number, e.what());
     }
-    record.ledger = rank_.end_step();
+    std::vector<LedgerEntry> last = rank_.end_step();
+    if (record.ledger.empty()) record.ledger = std::move(last);  // of a step that stopped half-way
     return record;
   }
 
@@ -193,6 +198,35 @@ class Trainer {
     }
     for (const Tensor* t : trained())
       keep(*t, before_step, true, gradients[size_t(t->number)], record);
+  }
+
+  // What the kernel draws in this step, on inputs that show it. The calls are none of the step's.
+  void draw(Kernel& kernel, int64_t number, ShotRecord& record) {
+    const Case first = line_of(line_, number, 0);
+    int tag = drawn;
+    for (const Look& look : looks_)
+      for (int k = 0; k < look.times; ++k) {
+        Case line = first;
+        for (const auto& [key, value] : draw_keys(contract_, first, k)) line.set(key, value);
+        std::vector<Buffer> inputs, outputs;
+        for (const Tensor& t : inputs_) inputs.push_back(input_of_look(look, t, number));
+        for (const Tensor& t : outputs_)
+          outputs.emplace_back(storage_of(line_, t.operand), t.local);
+        rank_.begin(line, Phase::forward);
+        kernel.forward(rank_, views(inputs), views(outputs));
+        rank_.begin(line_, Phase::harness);
+        rank_.end_step();
+        for (size_t i = 0; i < outputs_.size(); ++i)
+          if (outputs_[i].number == look.operand) keep(outputs_[i], tag, false, outputs[i], record);
+        ++tag;
+      }
+  }
+
+  Buffer input_of_look(const Look& look, const Tensor& t, int64_t number) const {
+    if (const double* v = given_value(look, t.operand.name))
+      return filled(t, std::vector<double>(t.indices.size(), *v));
+    if (t.operand.role == Operand::parameter) return filled(t, parameters_.at(t.number));
+    return filled(t, own(t, input_of(line_, t.operand, mesh_, number, 0)));
   }
 
   std::vector<Buffer> gradient_buffers() const {
@@ -325,7 +359,7 @@ class Trainer {
   // The tensor, and of parameters its hash.
   void keep(const Tensor& t, int tag, bool gradient, const Buffer& b, ShotRecord& record) const {
     record.results.push_back({tag, t.number, gradient, b.view().dtype, b.view().shape, b.bytes()});
-    if (tag >= hash_of) return;
+    if (tag >= hash_of || tag < 0) return;
     const std::vector<std::byte> bytes = b.bytes();
     keep_words(t, hash_of + tag, gradient, digest::hash_of_bytes(bytes), record);
     if (!digests_) return;
@@ -349,6 +383,7 @@ class Trainer {
   int me_;
   std::unique_ptr<Kernel> healthy_, broken_;
   Optimizer optimizer_;
+  std::vector<Look> looks_;
   std::vector<Tensor> inputs_, outputs_;
   std::map<int, std::vector<double>> parameters_;
   std::string fault_;  // of the training step itself
@@ -450,12 +485,15 @@ void Optimizer::resume(int which, int64_t steps, std::vector<double> mean,
   state(which) = {steps, {std::move(mean), std::move(square)}};
 }
 
-int64_t steps_of_job(const Case& line, const std::vector<Operand>& operands) {
+int64_t steps_of_job(const Case& line, const Contract& contract) {
+  const auto operands = contract.operands(line);
   int64_t bytes = 4096 + 4096 * microbatches(line);  // results, and the calls of a step
   for (const Operand& o : operands)
     for (int64_t times = o.role == Operand::parameter ? 6 : 2 * microbatches(line); times > 0;
          --times)
       bytes += 256 + 8 * product(o.shape);
+  for (const Look& look : looks_at_draws(contract, line))
+    bytes += look.times * (256 + 8 * product(operands[size_t(look.operand)].shape));
   return std::clamp<int64_t>((int64_t(1) << 20) / bytes, 1, 50);
 }
 

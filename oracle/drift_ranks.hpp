@@ -32,9 +32,10 @@ enum Tag : int {
   at_start = 3,        // parameters, where they were made
   first_moment = 4,    // of the optimizer, where it has them
   second_moment = 5,
-  hash_of = 10,     // + one of the above: BytesHash
-  digest_of = 20,   // + one of the above: shardproof_digest, where a log is written
-  microbatch = 100  // + number: outputs, and cotangents (gradient = true)
+  hash_of = 10,      // + one of the above: BytesHash
+  digest_of = 20,    // + one of the above: shardproof_digest, where a log is written
+  microbatch = 100,  // + number: outputs, and cotangents (gradient = true)
+  drawn = -1000      // + number: what the kernel draws, as looks_at_draws of the line orders it
 };
 
 RankMain rank_main(const Registry&);
@@ -80,6 +81,6 @@ class Optimizer {
 };
 
 // How many steps of a line fit into one job.
-int64_t steps_of_job(const Case&, const std::vector<Operand>&);
+int64_t steps_of_job(const Case&, const Contract&);
 
 }  // namespace shardproof::drift

@@ -8,6 +8,7 @@
 #include "oracle/drift.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
+#include "oracle/printable.hpp"
 
 namespace shardproof {
 namespace {
@@ -20,15 +21,17 @@ std::string subject_of(const Sighting& s) { return s.of + s.finding.tensor; }
 
 std::string at_text(const Sighting& s) {
   const Finding& f = s.finding;
+  const std::vector<int> one{f.rank}, &all = f.ranks.empty() ? one : f.ranks,
+                                      &here = f.holders.empty() ? all : f.holders;
   std::string text =
-      fmt::format("{}, {}", f.where.empty() ? f.tensor : f.where,
-                  judging::ranks_text(f.ranks.empty() ? std::vector<int>{f.rank} : f.ranks, 0));
+      fmt::format("{}, {}", f.where.empty() ? f.tensor : f.where, judging::ranks_text(here, 0));
   std::string got = judging::number(f.got), want = judging::number(f.want);
   if (got == want) got = fmt::format("{:.17g}", f.got), want = fmt::format("{:.17g}", f.want);
   if (f.numeric)
-    text += fmt::format("   got {}   want {}{}   {} of {} elements{}", got, want,
+    text += fmt::format("   got {}   want {}{}   {} of {} elements{}{}", got, want,
                         f.bound > 0 ? fmt::format("   bound {:.2e}", f.bound) : "", f.wrong,
-                        f.compared, f.pattern.empty() ? "" : ", " + f.pattern);
+                        f.compared, here == all ? "" : " on " + judging::ranks_text(all, 0),
+                        f.pattern.empty() ? "" : ", " + f.pattern);
   if (!f.message.empty()) text += "   (" + f.message + ")";
   return text;
 }
@@ -52,7 +55,8 @@ std::string who_saw(const DriftReport& r) {
     words.push_back(fmt::format("{} ({})", s.check, s.phase));
   }
   std::string text = joined(words, ", ");
-  if (std::find(known.begin(), known.end(), "hash of replicas") == known.end())
+  if (r.seen[0].phase != std::string("forward") &&  // hashes are of parameters and their gradients
+      std::find(known.begin(), known.end(), "hash of replicas") == known.end())
     text += "; the hashes of replicas agree, so comparing these alone would not have told";
   return text;
 }
@@ -87,24 +91,35 @@ std::string command_of(const DriftLine& line, const DriftOptions& o, int64_t ste
   return text;
 }
 
+std::string compared(const DriftReport& r) {
+  const std::string draws = r.draws == 0 ? "" : fmt::format(" and {} drawn elements", r.draws);
+  return fmt::format("{} gradients{} {} hashes{} compared", r.gradients,
+                     draws.empty() ? " and" : ",", r.hashes, draws);
+}
+
 std::string number(double v) { return std::isfinite(v) ? fmt::format("{}", v) : "null"; }
 std::string known(bool yes, const std::string& value) { return yes ? value : "null"; }
 
 }  // namespace
 
-std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
-                       const std::string& program) {
+namespace {
+
+std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
+                 const std::string& program) {
+  const std::string note = r.not_judged.empty() ? "" : row("note", r.not_judged);
   if (!r.drifted() && r.interrupted)
     return fmt::format(
-        "INTERRUPTED   {}   after {} of {} steps, {} gradients and {} hashes compared: none of "
-        "these drifts, the rest was not judged   {:.1f} s\n",
-        r.line, r.steps, r.asked, r.gradients, r.hashes, r.seconds);
+               "INTERRUPTED   {}   after {} of {} steps, {}: none of these drifts, the rest was "
+               "not "
+               "judged   {:.1f} s\n",
+               r.line, r.steps, r.asked, compared(r), r.seconds) +
+           note;
   if (!r.drifted())
     return fmt::format(
-        "NO DRIFT   {}   {} steps, {} gradients and {} hashes compared, worst ratio "
-        "{:.2g}, loss {:.4g} -> {:.4g}   {:.1f} s\n",
-        r.line, r.steps, r.gradients, r.hashes, r.worst_ratio, r.first_loss, r.last_loss,
-        r.seconds);
+               "NO DRIFT   {}   {} steps, {}, worst ratio {:.2g}, loss {:.4g} -> {:.4g}   {:.1f} "
+               "s\n",
+               r.line, r.steps, compared(r), r.worst_ratio, r.first_loss, r.last_loss, r.seconds) +
+           note;
   if (r.seen.empty())
     return fmt::format("FAILED     {}    the run ended at step {}\n", r.line, r.ended_at) +
            row("at", r.ended) + row("replay", command_of(line, o, r.ended_at + 1, program));
@@ -121,6 +136,13 @@ std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftO
     text += row("ended", fmt::format("interrupted after {} of {} steps", r.steps, r.asked));
   if (!r.ended.empty()) text += row("ended", fmt::format("at step {}: {}", r.ended_at, r.ended));
   return text + row("replay", command_of(line, o, first.step + 1, program));
+}
+
+}  // namespace
+
+std::string drift_text(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
+                       const std::string& program) {
+  return telling::printable(told(r, line, o, program));
 }
 
 std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftOptions& o,
@@ -150,6 +172,7 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"want\": " + known(f.numeric, number(f.want)),
       "\"bound\": " + known(f.numeric, number(f.bound)),
       "\"means\": " + known(s, json_text(f.means)),
+      "\"not_judged\": " + known(!r.not_judged.empty(), json_text(r.not_judged)),
       fmt::format("\"seen_by\": [{}]", joined(checks, ", ")),
       fmt::format("\"distance\": [{}]", joined(points, ", ")),
       "\"replicas_apart\": " + number(r.replicas_apart),

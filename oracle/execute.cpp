@@ -89,6 +89,7 @@ class Execution {
  public:
   Execution(RankHost& host, const Job& job, const Registry& registry)
       : host_(host), job_(job), registry_(registry), line_(parse(job.line, registry)),
+        asked_(line_),
         contract_(registry.contract(line_.contract)), test_(under_test(line_, registry)), state_(*host.state),
         device_(on_device(line_) ? &device_of_rank(host.rank) : nullptr),
         delays_(line_.seed(), state_, *host.door) {
@@ -288,7 +289,16 @@ class Execution {
 
   static constexpr int init_step = -1;
 
+  // Most feeds leave the line as it is.
+  void show_line(const Feed& feed) {
+    if (feed.keys.empty() && !line_changed_) return;
+    line_ = asked_;
+    for (const auto& [key, value] : feed.keys) line_.set(key, value);
+    line_changed_ = !feed.keys.empty();
+  }
+
   void forward(const Shot& shot, int feed, int step, ShotRecord& record) {
+    show_line(shot.feeds.at(size_t(feed)));
     Flight& f = flights_[feed];
     f = Flight{};
     for (size_t i = 0; i < inputs_.size(); ++i)
@@ -338,6 +348,7 @@ class Execution {
       throw std::logic_error("forward returned no saved state, but the subject declares a backward; return a Saved object "
                              "(an empty one will do) or declare backward = false");
     Flight& f = found->second;
+    show_line(shot.feeds.at(size_t(feed)));
     std::vector<Placed> cotangents;
     std::vector<std::vector<std::byte>> snapshots;
     for (size_t i = 0; i < cotangents_.size(); ++i) {
@@ -462,7 +473,8 @@ class Execution {
   RankHost& host_;
   const Job& job_;
   const Registry& registry_;
-  Case line_;
+  Case line_;  // as the kernel reads it
+  const Case asked_;
   const Contract& contract_;
   UnderTest test_;
   RankState& state_;
@@ -478,7 +490,7 @@ class Execution {
   std::map<std::tuple<int, Fill, uint64_t, int64_t>, std::vector<double>> drawn_;  // by operand and feed
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
-  bool initialised_ = false;
+  bool initialised_ = false, line_changed_ = false;
   bool device_lost_ = false;
   ShotRecord* first_ = nullptr;
 };

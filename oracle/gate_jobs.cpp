@@ -24,7 +24,7 @@ namespace {
 template <class A>
 void fields(A& a, Finding& f) {
   a(f.check, f.tensor, f.message, f.means, f.where, f.index, f.rank, f.ranks, f.numeric, f.got, f.want, f.error, f.bound, f.ratio, f.wrong,
-    f.compared, f.pattern);
+    f.compared, f.pattern, f.holders);
 }
 template <class A>
 void fields(A& a, CheckResult& c) {

@@ -85,6 +85,8 @@ void put(Writer& w, const Feed& f) {
     w.put(g.operand);
     w.put_list(g.value);
   }
+  w.put(uint64_t(f.keys.size()));
+  for (const auto& [key, value] : f.keys) w.put(key), w.put(value);
 }
 
 Feed get_feed(Reader& r) {
@@ -98,6 +100,8 @@ Feed get_feed(Reader& r) {
     g.operand = r.get<int>();
     g.value = r.list<double>();
   }
+  f.keys.resize(r.length(16));
+  for (auto& [key, value] : f.keys) key = r.text(), value = r.text();
   return f;
 }
 

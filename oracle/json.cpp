@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "oracle/case.hpp"
+#include "oracle/printable.hpp"
 
 namespace shardproof {
 
@@ -140,14 +141,7 @@ class Builder final : public JsonEvents {
 
 }  // namespace
 
-// A word of a file in a message: printable and short.
-std::string in_quotes(const std::string& word) {
-  constexpr size_t most = 40;
-  std::string s = word.substr(0, most);
-  for (char& c : s)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return "'" + s + (word.size() > most ? "...'" : "'");
-}
+std::string in_quotes(const std::string& word) { return telling::in_quotes(word, 40); }
 
 std::string json_text(const std::string& words) {
   return json(words).dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);

@@ -105,6 +105,7 @@ const std::vector<BlindSpot>& blind_spots() {
       {"gradcheck", "an error of the forward that its gradient follows", "forward"},
       {"gradcheck", "copies that part", "replica"},
       {"replica", "replicas that are wrong alike", "forward, gradient"},
+      {"replica", "equal draws of shards that hold few random bits", "forward"},
       {"replica", "own order of sums at two ranks or on integers", "normal data at three ranks"},
       {"ledger", "calls made past the communicator", "nothing: its lane is not proven"},
       {"ledger", "right calls on wrong buffers", "forward, gradient"},

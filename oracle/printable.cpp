@@ -1,7 +1,6 @@
 #include "oracle/printable.hpp"
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <cstdint>
 
 namespace shardproof::telling {
@@ -29,6 +28,16 @@ size_t allowed_character(const std::string& s, size_t at) {
   return overlong || surrogate || outside ? 0 : n;
 }
 
+// U+0080 to U+009F: of these, too, some steer a terminal.
+bool is_c1_control(const std::string& s, size_t at) {
+  return s[at] == '\xc2' && at + 1 < s.size() && uint8_t(s[at + 1]) < 0xa0;
+}
+
+std::string escaped(char c) {
+  constexpr const char* digits = "0123456789abcdef";
+  return std::string("\\x") + digits[uint8_t(c) >> 4] + digits[uint8_t(c) & 15];
+}
+
 }  // namespace
 
 std::string printable(const std::string& text) {
@@ -36,13 +45,17 @@ std::string printable(const std::string& text) {
   for (size_t at = 0; at < text.size();) {
     const size_t n = allowed_character(text, at);
     const char c = text[at];
-    if (n == 0 || c == '\t' || c == '\r' || c == 0x7f)
-      shown += '?';
-    else
-      shown.append(text, at, n);
-    at += n == 0 ? 1 : n;
+    const bool steers = n == 0 || c == '\t' || c == '\r' || c == 0x7f || is_c1_control(text, at);
+    for (const size_t end = at + std::max<size_t>(n, 1); at < end; ++at)
+      shown += steers ? escaped(text[at]) : std::string(1, text[at]);
   }
   return shown;
+}
+
+std::string in_quotes(std::string_view word, size_t most) {
+  std::string shown = printable(std::string(word.substr(0, most)));
+  for (size_t at; (at = shown.find('\n')) != std::string::npos;) shown.replace(at, 1, "\\x0a");
+  return "'" + shown + (word.size() > most ? "...'" : "'");
 }
 
 std::string xml_text(const std::string& text) {
@@ -61,7 +74,7 @@ std::string xml_text(const std::string& text) {
     else if (c == '"')
       xml += "&quot;";
     else if (c == '\t' || c == '\n' || c == '\r')
-      xml += fmt::format("&#{};", int(c));
+      xml += "&#" + std::to_string(int(c)) + ";";
     else
       xml.append(text, at, n);
     at += n == 0 ? 1 : n;

@@ -17,6 +17,7 @@
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/printable.hpp"
 
 namespace shardproof {
 
@@ -24,14 +25,7 @@ namespace {
 
 constexpr int most_ranks_of_an_axis = 64;
 
-// Printable, and not a page long.
-std::string shown(std::string_view word) {
-  constexpr size_t most = 60;
-  std::string s(word.substr(0, most));
-  for (char& c : s)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return fmt::format("'{}{}'", s, word.size() > most ? "..." : "");
-}
+std::string shown(std::string_view word) { return telling::in_quotes(word); }
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& choices) {
   std::string close = nearest(word, choices);

@@ -20,7 +20,8 @@
 //   cases      one entry for each check on each case:
 //     line (canonical) short family contract lane check verdict
 //     ratio (error / bound, worst element) bound exact (the bound was 0) compared wrong
-//     rank (of the worst element) ranks (on which it is wrong) index (global) where tensor got want
+//     rank (of the worst element) ranks (on which it is wrong) holders (of these, of the worst
+//     element; where known) index (global) where tensor got want
 //     pattern message means note findings (how many) state (hung or crashed: a line a rank)
 //     steady (failed again in every rerun; null: not rerun) calls bytes (of one forward and
 //     backward, payloads, all ranks together) seconds (of the whole case) replay
@@ -94,6 +95,7 @@ ordered_json entry(const CaseResult& c, const CheckResult& check) {
   j["wrong"] = f ? f->wrong : 0;
   j["rank"] = rank_if_known(f ? f->rank : check.rank);
   j["ranks"] = f ? f->ranks : std::vector<int>{};
+  if (f && !f->holders.empty()) j["holders"] = f->holders;
   j["index"] = f ? f->index : check.index;
   j["where"] = text_if_any(f ? f->where : check.where);
   if (f) {

@@ -43,9 +43,14 @@ std::string subject_of(const std::string& check, const Finding& f) {
   return f.tensor.starts_with(check + " of ") ? f.tensor : check + " of " + f.tensor;
 }
 
+std::string ranks_text(const std::vector<int>& which, int world) {
+  return world > 1 && int(which.size()) == world ? "every rank" : ranks(which);
+}
+
+// Where the element that is shown is wrong.
 std::string ranks_of(const Finding& f, int world) {
-  if (!f.ranks.empty())
-    return world > 1 && int(f.ranks.size()) == world ? "every rank" : ranks(f.ranks);
+  const std::vector<int>& which = f.holders.empty() ? f.ranks : f.holders;
+  if (!which.empty()) return ranks_text(which, world);
   return f.rank < 0 ? "" : ranks({f.rank});
 }
 
@@ -55,9 +60,11 @@ std::string bound_of(const Finding& f, const CaseResult& c) {
   return fill.empty() ? "bound 0" : fmt::format("bound 0 ({})", fill);
 }
 
-std::string extent_of(const Finding& f) {
+std::string extent_of(const Finding& f, int world) {
   std::string text;
   if (f.compared > 0) text = fmt::format("{} of {}", f.wrong, number_of(f.compared, "element"));
+  if (!text.empty() && !f.holders.empty() && f.holders != f.ranks)
+    text += " on " + ranks_text(f.ranks, world);
   if (!f.pattern.empty()) text += (text.empty() ? "" : ", ") + f.pattern;
   return text;
 }
@@ -73,7 +80,7 @@ std::string seen(const Finding& f, const CaseResult& c) {
     const auto [got, want] = distinguished(f.got, f.want);
     parts.push_back(fmt::format("got {}   want {}   {}", got, want, bound_of(f, c)));
   }
-  if (std::string extent = extent_of(f); !extent.empty()) parts.push_back(extent);
+  if (std::string extent = extent_of(f, world_of(c.lane)); !extent.empty()) parts.push_back(extent);
   return joined(parts, "   ");
 }
 
@@ -207,6 +214,9 @@ std::string passed_line(const CaseResult& c) {
     else if (check.exact)
       word += " exact";
     if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
+    // Its note on a pass says what of it could not be asked.
+    if (check.verdict == Verdict::passed && check.check == "replica" && !check.note.empty())
+      word += " (" + check.note + ")";
     words.push_back(word);
   }
   const CheckResult* first = headline(c);

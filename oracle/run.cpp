@@ -13,6 +13,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <optional>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/pairing.hpp"
@@ -236,7 +237,11 @@ std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declar
   return kept;
 }
 
-const Truth& Truths::get(const Case& line, const Evidence& e, const Feed& feed) {
+const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed) {
+  std::optional<Case> other;  // the line as it is read on this feed
+  if (!feed.keys.empty()) other = asked;
+  for (const auto& [key, value] : feed.keys) other->set(key, value);
+  const Case& line = other ? *other : asked;
   const std::string key = truth_key(line, feed);
   if (auto found = kept_.find(key); found != kept_.end()) return *found->second;
   auto truth = std::make_unique<Truth>();

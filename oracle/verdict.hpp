@@ -18,7 +18,8 @@ struct Finding {
   std::string where;            // "b[0]" in global coordinates
   std::vector<int64_t> index;   // the same as numbers (stacked axes first)
   int rank = -1;                // of the worst element
-  std::vector<int> ranks;       // on which it is wrong
+  std::vector<int> ranks;       // on which it is wrong, in any element
+  std::vector<int> holders;     // of these, on which the element of `where` is; empty: as `ranks`
   bool numeric = false;         // got, want, error, bound, ratio hold
   double got = 0, want = 0, error = 0, bound = 0;
   double ratio = 0;             // error / bound; infinity for bound 0 or NaN

@@ -96,11 +96,13 @@ uint64_t Block::first_index(Parallel& p, int64_t own_elements) const {
   return uint64_t(place * own_elements);
 }
 
+uint64_t Block::seed_of(Rank& rank) const { return rank.line().seed(); }
+
 // out = a + dropout(b); without a dropout(b).
 void Block::dropout(Parallel& p, const View* a, const View& b, uint32_t site,
                     const View& out) const {
   const Case& line = p.rank.line();
-  perform(Dropout{a ? tensor(*a) : Tensor{}, tensor(b), tensor(out), keep_of(line), line.seed(),
+  perform(Dropout{a ? tensor(*a) : Tensor{}, tensor(b), tensor(out), keep_of(line), seed_of(p.rank),
                   first_index(p, b.elements()), site, uint32_t(line.at("draw")), wide(p)},
           "dropout");
 }

@@ -36,6 +36,7 @@ class Block : public Kernel {
   virtual std::vector<Axis> summed_over(const Case&) const;
   // Row-major number in the whole tensor of the first element of the own tokens.
   virtual uint64_t first_index(Parallel&, int64_t own_elements) const;
+  virtual uint64_t seed_of(Rank&) const;  // of the masks: the line's
 
  private:
   void gradients_of(Parallel&, Saved&, const View& g, std::span<const View> gradients);

@@ -4,6 +4,7 @@
 #include "reference/block.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "fixtures/random.hpp"
 #include "oracle/registry.hpp"
@@ -63,6 +64,22 @@ Values dropout(const Case& c, uint32_t site) {
     factor[i] = words[i % 4] < limit ? 1 / keep : 0;
   }
   return factor;
+}
+
+// Each mask by itself: with a second linear of zeros, m = b2 and norm2(r) = beta2 (without beta
+// gamma2, but for eps), so that y = 1 + mask where one of the two is 1 and the other 0.
+std::vector<Drawn> drawn(const Case& c) {
+  const double keep = std::ceil(primitives::keep_of(c) * 0x1p32) * 0x1p-32;
+  if (keep == 1) return {};
+  const double bits = -std::log2(keep * keep + (1 - keep) * (1 - keep));
+  const auto mask = [&](const char* name, double first, double second) {
+    Drawn d{name, "y", {{"x", 1}, {"b2", first}, {"norm2.gamma", second}}, bits};
+    for (const char* zero : {"norm1.gamma", "w1", "b1", "w2"}) d.given.emplace_back(zero, 0);
+    if (centred(c))
+      d.given.emplace_back("norm1.beta", 0), d.given.emplace_back("norm2.beta", second);
+    return d;
+  };
+  return {mask("dropout1.mask", 1, 0), mask("dropout2.mask", 0, 1)};
 }
 
 struct Arguments {
@@ -215,6 +232,8 @@ Contract block() {
   c.traffic = traffic;
   c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
   c.cases = cases;
+  c.drawn = drawn;
+  c.draw_key = "draw";
   c.gemms = gemms;
   c.illegal = {"block tp=4 ffn=10",
                "block tp=4 sp=on tokens=10",

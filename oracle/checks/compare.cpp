@@ -173,6 +173,18 @@ struct Candidate {
   }
 };
 
+// Ranks on which an element is wrong: of a copy each that holds one, of a sum all that add to it.
+std::vector<int> holders_of(const Tensor& t, const std::vector<WrongElement>& wrong, int64_t at) {
+  std::vector<int> ranks;
+  for (const WrongElement& w : wrong) {
+    if (w.at != at) continue;
+    const auto all = t.summed.empty() ? std::vector<int>{w.rank} : t.e.mesh.group(t.summed, w.rank);
+    ranks.insert(ranks.end(), all.begin(), all.end());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
 Finding explain(const Tensor& t, const Whole& want, const std::function<double(int64_t)>& bound,
                 const Compared& c) {
   std::vector<WrongElement> wrong;
@@ -202,6 +214,7 @@ Finding explain(const Tensor& t, const Whole& want, const std::function<double(i
     else
       f.ranks.insert(f.ranks.end(), part.ranks.begin(), part.ranks.end());
   });
+  f.holders = holders_of(t, wrong, f.index[0]);
   const auto shape = denoted_shape(t.what.shape, t.layout, t.e.mesh);
   std::sort(f.ranks.begin(), f.ranks.end());
   f.tensor = judging::tensor_name(t.what, t.gradient);

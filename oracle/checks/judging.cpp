@@ -193,18 +193,17 @@ Finding difference(const Evidence& e, const ByteResult& got, const ByteResult& w
   read(*want.tensor, w);
   const Differing d = differing(*got.tensor, g, *want.tensor, w);
   const auto whole = whole_indices(o.shape, layout, e.mesh, got.rank);
-  if (d.worst < 0 || size_t(d.worst) >= whole.size()) return f;
+  if (d.first < 0 || size_t(d.first) >= whole.size()) return f;
   f.numeric = true;
-  f.got = g[size_t(d.worst)];
-  f.want = w[size_t(d.worst)];
+  f.got = g[size_t(d.first)];
+  f.want = w[size_t(d.first)];
   f.error = d.spread;
   f.wrong = d.count;
   f.compared = int64_t(g.size());
-  f.where = index_text(o.name, whole[size_t(d.worst)], o.shape, layout, e.mesh, /*denoted=*/false);
-  f.index = coordinates(whole[size_t(d.worst)], whole_shape(o.shape, layout, e.mesh));
+  f.where = index_text(o.name, whole[size_t(d.first)], o.shape, layout, e.mesh, /*denoted=*/false);
+  f.index = coordinates(whole[size_t(d.first)], whole_shape(o.shape, layout, e.mesh));
   if (d.first != d.worst)
-    f.message = "first at " + index_text(o.name, whole[size_t(d.first)], o.shape, layout, e.mesh,
-                                         /*denoted=*/false);
+    f.message = fmt::format("the first that differs, others by up to {:.3g}", d.spread);
   return f;
 }
 

@@ -53,7 +53,8 @@ struct ByteResult {
   const ResultTensor* tensor = nullptr;
   int rank = 0;
 };
-// Where two results differ, as a finding: both values of the worst element, global coordinates.
+// Where two results differ, as a finding: the first element that does, in global coordinates, with
+// both values. `error` is the largest difference of all.
 Finding difference(const Evidence&, const ByteResult& got, const ByteResult& want);
 bool same_bytes(const ResultTensor&, const ResultTensor&);
 
@@ -69,6 +70,8 @@ struct Agreement {
 Agreement same_results(const Evidence&, const Steps&);
 // Results of type I and R of one shot, byte for byte over their ranks (replica.cpp).
 Agreement same_replicas(const Evidence&, int shot);
+// Which ranks of a group part from the others in a result that all of them hold, and where.
+Finding parting(const Evidence&, const std::vector<int>& group, int shot, const ResultTensor& like);
 
 // rms of the errors of a tensor, each in its scale (whole_tensor.cpp). Empty where no scale is valid
 // or a result is missing.

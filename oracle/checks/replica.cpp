@@ -4,17 +4,22 @@
 // in every order of summation, and two summands commute, so sums that each rank takes in its own
 // order part the replicas only on rounding data at three ranks or more: there a shot on normal data
 // is added.
+//
+// What a subject draws by itself (dropout masks, where the contract declares them) is compared,
+// too: equal on copies, and the other way round, different on shards (draws.hpp).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 
+#include "oracle/checks/draws.hpp"
 #include "oracle/checks/judging.hpp"
 
 namespace shardproof {
 namespace {
 
 constexpr const char* rounding_shot = "replica:normal";
+constexpr const char* draws_shot = "replica:draws";
 
 bool equal_bits(const Placement& p) {
   return p.kind == Placement::invariant || p.kind == Placement::replicate;
@@ -45,10 +50,33 @@ int widest(std::span<const Operand> operands, const Mesh& mesh, const Declared& 
 }
 
 bool due(const Contract& contract, const Case& line, const Declared& declared) {
-  return line.world() > 1 && widest(contract.operands(line), line.mesh(), declared) > 1;
+  if (line.world() == 1) return false;
+  if (widest(contract.operands(line), line.mesh(), declared) > 1) return true;
+  if (!line.text("fault").empty()) return false;
+  const auto looks = looks_at_draws(contract, line);
+  return std::any_of(looks.begin(), looks.end(),
+                     [](const Look& l) { return !l.copies.empty() || l.judges_shards(); });
+}
+
+// One forward for each draw that is looked at. Faults of collectives are not what they ask about:
+// of a control they are held back, and a line that is all about one is not asked.
+void plan_draws(const Evidence& e, std::vector<Shot>& shots) {
+  if (!e.line->text("fault").empty()) return;
+  Shot s;
+  s.name = draws_shot;
+  s.program.clear();
+  s.feeds.clear();
+  s.fault = false;
+  for (const Look& look : looks_at_draws(*e.contract, *e.line))
+    for (int k = 0; k < look.times; ++k) {
+      s.program += fmt::format("{}F{}", s.feeds.empty() ? "" : " ", s.feeds.size());
+      s.feeds.push_back(feed_of_draw(*e.contract, *e.line, look, k, shots.at(0).feeds.at(0)));
+    }
+  if (!s.feeds.empty()) shots.push_back(std::move(s));
 }
 
 void plan(const Evidence& e, std::vector<Shot>& shots) {
+  plan_draws(e, shots);
   if (shots.at(0).feeds.at(0).fill != Fill::integers || widest(e.operands, e.mesh, e.declared) < 3)
     return;
   Shot s = shots[0];
@@ -81,8 +109,10 @@ std::vector<std::pair<int, int>> dissenters(const Evidence& e, const std::vector
   return apart;
 }
 
-Finding explain(const Evidence& e, const std::vector<int>& group, int shot,
-                const ResultTensor& like) {
+}  // namespace
+
+Finding judging::parting(const Evidence& e, const std::vector<int>& group, int shot,
+                         const ResultTensor& like) {
   const auto apart = dissenters(e, group, shot, like);
   const auto [rank, other] = apart[0];
   const ResultTensor* got = e.result(rank, shot, like.step, like.operand, like.gradient);
@@ -93,16 +123,39 @@ Finding explain(const Evidence& e, const std::vector<int>& group, int shot,
   f.ranks.clear();
   for (const auto& pair : apart) f.ranks.push_back(pair.first);
   std::sort(f.ranks.begin(), f.ranks.end());
+  f.holders = f.ranks;
   const std::string first = f.message;
-  f.message =
-      fmt::format("{} part{} from rank {} (got: rank {}){}{}", judging::ranks_text(f.ranks, 0),
-                  f.ranks.size() == 1 ? "s" : "", other, rank, first.empty() ? "" : ", " + first,
-                  shot == 0 ? "" : ", in '" + e.shots[size_t(shot)].name + "'");
+  f.message = fmt::format("{} part{} from rank {} (want; got: rank {}){}{}",
+                          judging::ranks_text(f.ranks, 0), f.ranks.size() == 1 ? "s" : "", other,
+                          rank, first.empty() ? "" : ", " + first,
+                          shot == 0 ? "" : ", in '" + e.shots[size_t(shot)].name + "'");
   f.means = like.gradient ? "the gradient of a replicated tensor was not summed over its ranks, or "
                             "each rank summed in its own order"
                           : "a result that has to be equal on these ranks was not reduced, or each "
                             "rank summed in its own order";
   return f;
+}
+
+namespace {
+
+// Compared, and found first: it says why the results part, too.
+void judge_draws(const Evidence& e, judging::Agreement& t, std::string& note) {
+  const auto looks = looks_at_draws(*e.contract, *e.line);
+  if (looks.empty()) return;
+  const int shot = e.find_shot(draws_shot);
+  if (shot < 0 && !e.line->text("fault").empty()) return;
+  if (shot < 0) {
+    note = "what is drawn was not returned, so copies and shards of it were not compared";
+    return;
+  }
+  note = draws_not_judged(looks);
+  judging::Agreement drawn;
+  if (auto f = judging::incomplete(e, shot))
+    drawn.findings.push_back(std::move(*f));
+  else
+    drawn = judging::same_draws(e, looks, shot, 0);
+  t.compared += drawn.compared;
+  t.findings.insert(t.findings.begin(), drawn.findings.begin(), drawn.findings.end());
 }
 
 CheckResult judge(const Evidence& e) {
@@ -116,7 +169,10 @@ CheckResult judge(const Evidence& e) {
     t.compared += more.compared;
     t.findings = std::move(more.findings);
   }
-  CheckResult result = judging::conclude("replica", t.compared, std::move(t.findings));
+  std::string note;
+  judge_draws(e, t, note);
+  CheckResult result =
+      judging::conclude("replica", t.compared, std::move(t.findings), std::move(note));
   result.exact = true;
   return result;
 }
@@ -143,7 +199,7 @@ judging::Agreement judging::same_replicas(const Evidence& e, int shot) {
         t.compared +=
             int64_t(leader->bytes.size() / size_of(leader->dtype)) * int64_t(group.size() - 1);
       if (agree) continue;
-      Finding f = explain(e, group, shot, first);
+      Finding f = parting(e, group, shot, first);
       if (reported)
         t.findings.back().ranks.insert(t.findings.back().ranks.end(), f.ranks.begin(),
                                        f.ranks.end());
@@ -156,12 +212,13 @@ judging::Agreement judging::same_replicas(const Evidence& e, int shot) {
 }
 
 Check replica_check() {
-  return {.name = "replica",
-          .letter = 'R',
-          .asks = "do ranks that must hold equal values hold equal bits",
-          .due = due,
-          .plan = plan,
-          .judge = judge};
+  return {
+      .name = "replica",
+      .letter = 'R',
+      .asks = "do ranks that must hold equal values hold equal bits, and shards different draws",
+      .due = due,
+      .plan = plan,
+      .judge = judge};
 }
 
 }  // namespace shardproof

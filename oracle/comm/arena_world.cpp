@@ -121,7 +121,8 @@ std::string ArenaWorld::description() const {
 
 std::vector<RankOutcome> ArenaWorld::run(std::span<const std::byte> job, uint32_t case_number,
                                          double deadline) {
-  if (!alive()) throw Infrastructure("this world is dead: start another one for the next job");
+  // A rank that died since the last job is found in this one, and told as if it had died there.
+  if (dead_) throw Infrastructure("this world is dead: start another one for the next job");
   arena_->head().patience = deadline / case_deadline_seconds;
   arena_->begin_job(job, case_number);
   const uint32_t number = arena_->head().job.load();

@@ -94,6 +94,9 @@ class MpiWorld final : public World {
     for (RankLink& l : links_) {
       l.reported = false;
       l.outcome = {};
+    }
+    note_closed();
+    for (RankLink& l : links_) {
       if (!send_frame(l.fd, {Frame::job, case_number, 0}, job)) lose(l);
     }
     while (!all_reported()) {
@@ -262,8 +265,26 @@ class MpiWorld final : public World {
         who.push_back(&l);
       }
     if (polls.empty() || ::poll(polls.data(), polls.size(), int(seconds * 1000)) <= 0) return;
+    note_closed(polls, who);
     for (size_t i = 0; i < polls.size(); ++i)
       if (polls[i].revents) receive_from(*who[i]);
+  }
+
+  // A launcher ends all ranks when it misses one, so the first connection that closes is that of the
+  // one. Where several are closed when they are looked at, it is one of these.
+  void note_closed(const std::vector<pollfd>& polls, const std::vector<RankLink*>& who) {
+    if (lost_at_) return;
+    closed_.clear();
+    for (size_t i = 0; i < polls.size(); ++i)
+      if (polls[i].revents & (POLLHUP | POLLERR)) closed_.push_back(who[i]->hello.rank);
+  }
+  void note_closed() {
+    std::vector<pollfd> polls;
+    std::vector<RankLink*> who;
+    for (RankLink& l : links_)
+      if (l.fd >= 0) polls.push_back({l.fd, POLLIN, 0}), who.push_back(&l);
+    ::poll(polls.data(), polls.size(), 0);
+    note_closed(polls, who);
   }
 
   void receive_from(RankLink& l) {
@@ -289,8 +310,11 @@ class MpiWorld final : public World {
     alive_ = false;
     l.reported = true;
     RankOutcome& o = l.outcome;
-    o.end = RankOutcome::signalled;
-    o.text = "its connection closed before its record was whole; it died on its machine";
+    o.end = lost_at_ ? RankOutcome::ended : RankOutcome::signalled;
+    o.text = lost_at_ ? "was ended by the launcher, which missed another rank"
+             : closed_.size() > 1
+                 ? fmt::format("or another of {} died, and the launcher ended the others", rank_list(closed_))
+                 : "died on its machine: its connection closed before its record was whole";
     if (l.page) {
       o.trace = snapshot(l.page->trace);
       for (int i = 0; i < 200 && !l.page->ended.load(); ++i) ::usleep(1000);
@@ -309,6 +333,7 @@ class MpiWorld final : public World {
       o.code = WEXITSTATUS(status);
       o.text.clear();
     } else {
+      o.end = RankOutcome::signalled;
       o.code = WTERMSIG(status);
       const int caught = page.signal.load();
       o.text = fmt::format("was killed by {}", signal_name(o.code));
@@ -449,6 +474,7 @@ class MpiWorld final : public World {
   std::optional<Clock::time_point> lost_at_;
   std::optional<Watch> watched_;
   std::vector<int> hung_;
+  std::vector<int> closed_;  // ranks whose connections were closed when one was first found to be
 };
 
 }  // namespace

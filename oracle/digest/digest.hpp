@@ -32,7 +32,9 @@ bool same(const Digest&, const Digest&);  // lanes
 bool same(const BytesHash&, const BytesHash&);
 std::string text(const Digest&);  // 32 hex digits
 
-// Whether the coverage is that of the indices 0 .. n-1, each once.
+// The coverage of the indices 0 .. n-1, each once: what every index adds, run by run.
+Digest coverage_of(const Hash&, uint64_t units);
+// Whether the coverage is that.
 bool covers(const Digest&, const Hash&, uint64_t units);
 // Of a layout that leaves elements out or gives one to two ranks: "x: 4 to 7 are on no rank",
 // "x: 0 to 3 are on rank 0 and on rank 1"; else "". Copies of one element are no fault.

@@ -64,9 +64,9 @@ std::string groups_text(const Mesh& mesh) {
   return object(members);
 }
 
-std::string keys_text(const Case& line) {
+std::string keys_text(const std::vector<std::pair<std::string, std::string>>& keys) {
   std::vector<std::pair<std::string, std::string>> members;
-  for (const auto& [key, value] : line.keys) members.emplace_back(key, json_text(value));
+  for (const auto& [key, value] : keys) members.emplace_back(key, json_text(value));
   return object(members);
 }
 
@@ -93,10 +93,13 @@ std::string tensor_text(const Plan& plan, int operand) {
 
 std::string step_text(const Step& s) {
   const auto name_of = [](const Named& n) { return json_text(n.name); };
-  return object({{"do", s.backward ? "\"backward\"" : "\"forward\""},
-                 {"prefix", json_text(s.prefix)},
-                 {"takes", list_of(s.takes, name_of)},
-                 {"gives", list_of(s.gives, name_of)}});
+  std::vector<std::pair<std::string, std::string>> members{
+      {"do", s.backward ? "\"backward\"" : "\"forward\""},
+      {"prefix", json_text(s.prefix)},
+      {"takes", list_of(s.takes, name_of)},
+      {"gives", list_of(s.gives, name_of)}};
+  if (!s.keys.empty()) members.emplace_back("keys", keys_text(s.keys));
+  return object(members);
 }
 
 // All but the digests: what follows from line, checks and version.
@@ -126,7 +129,7 @@ std::string body_of(const Plan& plan) {
   member("line", json_text(print(*plan.line)));
   member("canonical", json_text(print_canonical(*plan.line)));
   member("contract", json_text(plan.line->contract));
-  member("keys", keys_text(*plan.line));
+  member("keys", keys_text(plan.line->keys));
   member("ranks", std::to_string(e.mesh.world()));
   member("mesh", mesh_text(e.mesh));
   member("groups", groups_text(e.mesh));

@@ -79,6 +79,7 @@ Pass pass_of(const Evidence& e, size_t number) {
     s.backward = word[0] == 'B';
     s.feed = std::stoi(word.substr(1));
     s.prefix = prefix_of(number, s.feed, shot.feeds.size() > 1);
+    s.keys = shot.feeds[size_t(s.feed)].keys;
     pass.steps.push_back(std::move(s));
   }
   for (size_t i = 0; i < pass.steps.size(); ++i) {

@@ -8,6 +8,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oracle/check.hpp"
@@ -26,6 +27,7 @@ struct Step {
   int feed = 0;
   std::string prefix;
   std::vector<Named> takes, gives;
+  std::vector<std::pair<std::string, std::string>> keys;  // of the line, that it reads otherwise
 };
 
 struct Pass {

@@ -66,6 +66,21 @@ struct DropoutByLocalIndex final : Block {
   uint64_t first_index(Parallel&, int64_t) const override { return 0; }
 };
 
+// A random stream for each place in the batch, shared by the ranks that cut its tokens.
+struct DropoutSharedOnShards final : Block {
+  uint64_t first_index(Parallel& p, int64_t own_elements) const override {
+    const uint64_t due = Block::first_index(p, own_elements);
+    return p.sp ? due - uint64_t(p.tp.rank() * own_elements) : due;
+  }
+};
+
+// A random stream for each device, also where devices hold copies of the same tokens.
+struct DropoutSeededByRank final : Block {
+  uint64_t seed_of(Rank& rank) const override {
+    return Block::seed_of(rank) + uint64_t(rank.world_rank());
+  }
+};
+
 template <class Kernel_>
 std::unique_ptr<Kernel> twin() {
   return std::make_unique<Kernel_>();
@@ -89,8 +104,12 @@ const Row rows[] = {
      "NVIDIA/Megatron-LM 2632", "tp=2", "sp=off; ratio p"},
     {"block", "gradient_reduced_after_hand_over", twin<ReducedAfterHandOver>, "replica,gradient",
      "forward,ledger", "a hook that reduces after the optimizer's has run", "tp=2 sp=on", "sp=on"},
-    {"block", "dropout_by_local_index", twin<DropoutByLocalIndex>, "forward,gradient", "ledger",
-     "a mask that follows the layout", "tp=2 sp=on", "sp=on, dropout above 0"},
+    {"block", "dropout_by_local_index", twin<DropoutByLocalIndex>, "replica,forward,gradient",
+     "ledger", "a mask that follows the layout", "tp=2 sp=on", "sp=on, dropout above 0"},
+    {"block", "dropout_shared_on_shards", twin<DropoutSharedOnShards>, "replica", "ledger",
+     "PaddlePaddle/PaddleFleetX 1005", "tp=2 dp=2 sp=on", "sp=on, dropout above 0"},
+    {"block", "dropout_seeded_by_rank", twin<DropoutSeededByRank>, "replica", "ledger",
+     "tenstorrent/tt-metal 55947", "tp=2", "sp=off, dropout above 0"},
 };
 
 }  // namespace

@@ -262,7 +262,7 @@ TEST(Case, RefusesInOneLineThatNamesTheKey) {
       {"sample_row control=bias_before_reduce fault=skip@forward.tp.1", {"'control'", "'fault'"}},
       {"sample_row tp=2 fault=skpi@forward.tp.1", {"fault", "skip"}},
       {"sample_row tp=2 fault=skip@forward.tp.1@rank2", {"'fault'", "0 to 1", "rank 2"}},
-      {"sample_row dtype=f6\x1b[31m4", {"'dtype'", "'f6?[31m4'"}},
+      {"sample_row dtype=f6\x1b[31m4", {"'dtype'", "'f6\\x1b[31m4'"}},
   };
   for (const Wrong& wrong : table) {
     try {

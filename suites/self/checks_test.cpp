@@ -258,6 +258,24 @@ TEST(Gradient, HealthyAndPlanted) {
   EXPECT_EQ(play->judge_again("forward").verdict, Verdict::passed);
 }
 
+// An element of a shard is on one rank, of a copy on all of them, whatever else is wrong elsewhere.
+TEST(Forward, NamesTheRanksThatHoldTheElementBesideAllThatAreWrong) {
+  auto shards = scatter_sum(4);
+  shards->run("forward");
+  for (int r = 0; r < 4; ++r) shards->set(r, false, 0, shards->get(r, false, 0) + (r == 2 ? 9 : 1));
+  const Finding shard = shards->judge_again("forward").findings.at(0);
+  EXPECT_EQ(shard.ranks, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(shard.rank, 2);
+  EXPECT_EQ(shard.holders, std::vector<int>{2});
+  auto copies = reduce(4);
+  copies->run("forward");
+  for (int r : {1, 3}) copies->set(r, false, 5, copies->get(r, false, 5) + 1);
+  copies->set(0, false, 6, copies->get(0, false, 6) + 0.5);
+  const Finding copy = copies->judge_again("forward").findings.at(0);
+  EXPECT_EQ(copy.ranks, (std::vector<int>{0, 1, 3}));
+  EXPECT_EQ(copy.holders, (std::vector<int>{1, 3}));
+}
+
 // ---- Patterns ----
 
 Finding planted(Play& play, const std::function<double(int rank, int64_t i, double right)>& edit) {
@@ -681,6 +699,21 @@ TEST(Replica, HealthyAndOneFlippedBit) {
   EXPECT_EQ(r.findings[0].ranks, std::vector<int>{3});
   EXPECT_EQ(r.findings[0].where, "y[1,3]");
   EXPECT_EQ(r.findings[0].wrong, 1);
+}
+
+// One place is shown, the first that differs; how far others are off is said without a second one.
+TEST(Replica, ShowsTheFirstElementThatDiffers) {
+  auto play = reduce(4);
+  play->run("replica");
+  play->set(3, false, 2, play->get(0, false, 2) + 1);
+  play->set(3, false, 7, play->get(0, false, 7) + 50);
+  const Finding f = play->judge_again("replica").findings.at(0);
+  EXPECT_EQ(f.where, "y[0,2]");
+  EXPECT_EQ(f.got, f.want + 1);
+  EXPECT_EQ(f.error, 50);
+  EXPECT_EQ(
+      f.message,
+      "rank 3 parts from rank 0 (want; got: rank 3), the first that differs, others by up to 50");
 }
 
 TEST(Replica, RankZeroCanBeTheOneThatParts) {

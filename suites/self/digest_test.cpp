@@ -226,6 +226,19 @@ TEST(DigestUnits, WordsAreReadLittleEndAndShardsOfWordsAddUp) {
 
 // ---- Coverage
 
+// Run by run as index by index, whatever dtype and unit the tensor has.
+TEST(DigestCoverage, OfARangeIsTheSumOverItsIndices) {
+  for (const DType type : {DType::bf16, DType::f32, DType::f64})
+    for (const uint64_t units : {0, 1, 5, 4096, 4097, 10000}) {
+      const Hash hash = hash_of("w", type, SHARDPROOF_CANON);
+      Digest due{};
+      for (uint64_t i = 0; i < units; ++i) shardproof_digest_unit(&due, &hash, i, 7 * i);
+      const Digest got = coverage_of(hash, units);
+      EXPECT_EQ(got.coverage[0], due.coverage[0]) << units;
+      EXPECT_EQ(got.coverage[1], due.coverage[1]) << units;
+    }
+}
+
 TEST(DigestCoverage, SeesALostAndADoubledIndexWhateverTheValues) {
   const auto x = numbers(32);
   const auto indices = [&](int rank) {

@@ -11,6 +11,7 @@
 #include <set>
 
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "oracle/digest/log.hpp"
@@ -19,6 +20,7 @@
 #include "oracle/interrupt.hpp"
 #include "oracle/job.hpp"
 #include "oracle/self.hpp"
+#include "primitives/block.hpp"
 
 namespace shardproof {
 namespace {
@@ -233,7 +235,10 @@ TEST(Drift, NamesStepPhaseAndParameterOfEveryFault) {
       {"block tp=4 sp=on control=norm_parameter_summed_twice@5", "after backward", "norm1.gamma", 5,
        false},
       {"block tp=2 control=redundant_gradient_summed@4", "after backward", "norm1.gamma", 4, false},
-      {"block tp=2 sp=on control=dropout_by_local_index@2", "forward", "y", 2, false},
+      {"block tp=2 sp=on control=dropout_by_local_index@2", "forward", "dropout1.mask", 2, false},
+      {"block tp=2 dp=2 sp=on control=dropout_shared_on_shards@3", "forward", "dropout1.mask", 3,
+       false},
+      {"block tp=2 control=dropout_seeded_by_rank@4", "forward", "dropout1.mask", 4, false},
       {"block tp=2 dp=2 sp=on control=gradient_reduced_after_step@6", "after the step",
        "norm1.gamma", 6, true},
       {"block tp=2 sp=on control=replica_bit_flip@9", "after the step", "norm1.gamma", 9, true},
@@ -279,8 +284,10 @@ void expect_caught(const Control& c, const std::string& line) {
   const DriftReport r = drift(line + " control=" + c.name + "@2", 4);
   ASSERT_FALSE(r.seen.empty()) << line << " " << c.name << " " << r.ended;
   EXPECT_EQ(r.seen[0].step, 2) << line << " " << c.name;
-  if (names(c.check, "forward")) {
+  const bool drawn = saw(r, "what is drawn");
+  if (names(c.check, "forward") || drawn) {
     EXPECT_EQ(r.seen[0].phase, "forward") << line << " " << c.name;
+    EXPECT_EQ(names(c.check, "replica"), drawn) << line << " " << c.name;
     return;
   }
   const bool made = r.seen[0].phase == "at initialisation";  // nothing is judged beyond that
@@ -314,11 +321,37 @@ TEST(Drift, EveryControlIsCaughtByItsCheckInTheStepInWhichItStarts) {
       expect_caught(c, line);
     }
   }
-  // norm 8, router 5, q/k-norm 1, qkv 4, block 8; at 2 ranks not those that need two axes (2 of the
-  // norm, 1 of the router, 1 of the block) and not the one above.
-  EXPECT_EQ(shown.size(), 26u);
-  EXPECT_EQ(at_four.size(), 26u);
-  EXPECT_EQ(at_two.size(), 21u);
+  // norm 8, router 5, q/k-norm 1, qkv 4, block 10; at 2 ranks not those that need two axes (2 of
+  // the norm, 1 of the router, 2 of the block) and not the one above.
+  EXPECT_EQ(shown.size(), 28u);
+  EXPECT_EQ(at_four.size(), 28u);
+  EXPECT_EQ(at_two.size(), 22u);
+}
+
+// What is drawn is seen first, names the ranks and the axis, and stays silent on a run without the
+// fault, on every number of ranks: 2^-60 by chance, also where one draw has 8 bits (30 elements of
+// -log2(0.82) bits at 8 ranks).
+TEST(Drift, WhatIsDrawnMustDifferOnShardsAndAgreeOnCopies) {
+  const DriftReport shared = drift("block tp=4 sp=on control=dropout_by_local_index@2", 4),
+                    by_rank = drift("block tp=2 dp=2 control=dropout_seeded_by_rank@1", 3);
+  ASSERT_FALSE(shared.seen.empty());
+  EXPECT_EQ(shared.seen[0].check, "replica check of what is drawn");
+  EXPECT_EQ(shared.seen[0].finding.ranks, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_NE(shared.seen[0].finding.message.find("shards on tp must differ"), std::string::npos);
+  EXPECT_TRUE(saw(shared, "forward against the reference"));
+  ASSERT_FALSE(by_rank.seen.empty());
+  EXPECT_EQ(by_rank.seen[0].check, "replica check of what is drawn");
+  EXPECT_NE(by_rank.seen[0].finding.message.find("copies on tp must be equal"), std::string::npos);
+  for (const char* line : {"block tp=8 sp=on", "block tp=4 dp=2 sp=on", "block tp=3 sp=on norm=rms",
+                           "block dp=4 dtype=bf16", "block tp=2 cp=2 sp=on microbatches=2"}) {
+    const DriftReport r = drift(line, 3);
+    EXPECT_FALSE(r.drifted()) << line << " " << r.ended;
+    EXPECT_GT(r.draws, 0) << line;
+    EXPECT_EQ(r.not_judged, "") << line;
+  }
+  const DriftReport none = drift("block tp=2 sp=on dropout=0", 3);
+  EXPECT_EQ(none.draws, 0);
+  EXPECT_FALSE(none.drifted());
 }
 
 TEST(Drift, EveryFaultOfTheTrainingStepIsCaughtAfterTheStepInWhichItStarts) {
@@ -333,6 +366,32 @@ TEST(Drift, EveryFaultOfTheTrainingStepIsCaughtAfterTheStepInWhichItStarts) {
         EXPECT_EQ(r.seen[0].phase, "after the step") << mesh << " " << name;
         EXPECT_TRUE(saw(r, "update") && saw(r, "hash")) << mesh << " " << name;
       }
+}
+
+// Dies a millisecond after its last forward: most likely while the parent judges and the rank
+// waits.
+struct DiesWhileItWaits final : primitives::Block {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    const itimerval soon{{0, 0}, {0, 1000}};
+    if (rank.world_rank() == 1) setitimer(ITIMER_REAL, &soon, nullptr);
+    return Block::forward(rank, inputs, outputs);
+  }
+};
+
+TEST(Drift, ARankThatDiesBetweenItsStepsIsNamed) {
+  Registry r = all_families();
+  Control dies;
+  dies.name = "dies_while_it_waits";
+  dies.contract = "block";
+  dies.make = [] { return std::make_unique<DiesWhileItWaits>(); };
+  r.add(std::move(dies));
+  DriftOptions o;
+  o.steps = 2000;
+  const DriftLine line = parse_drift(words_of("block tp=2 sp=on control=dies_while_it_waits@0"), r);
+  const DriftReport report = run_drift(line, o, Options{}, r);
+  EXPECT_TRUE(report.ended.starts_with("rank 1 was killed by SIGALRM")) << report.ended;
+  EXPECT_EQ(report.ended.find("in was in"), std::string::npos) << report.ended;
 }
 
 TEST(Drift, AFaultThatIsNotReachedIsNoDrift) {
@@ -739,13 +798,39 @@ TEST(DriftLog, NamesReachTheTerminalAsTextOnly) {
   const auto parted = digest::compare_logs(one(1), one(2));
   ASSERT_EQ(parted.findings.size(), 1u);
   const std::string told = digest::log_text(parted, {one(1), one(2)});
-  EXPECT_NE(told.find("w?[31m?"), std::string::npos) << told;
+  EXPECT_NE(told.find("w\\x1b[31m\\x07"), std::string::npos) << told;
   EXPECT_EQ(told.find_first_of("\x1b\a"), std::string::npos);
   const auto lacking = digest::compare_logs(
       digest::parse_log(record(0, name, 0, 0, 1) + record(0, name, 1, 0, 5), "A"),
       digest::parse_log(record(0, name, 0, 0, 1) + record(1, name, 1, 0, 5), "X"));
   EXPECT_EQ(lacking.refused.find_first_of("\x1b\a"), std::string::npos);
   EXPECT_NE(lacking.refused, "");
+}
+
+// A record may claim any number of elements: what they owe is computed for as many as the length of
+// the log earns, and the rest is said to be left out.
+TEST(DriftLog, ClaimsOfElementsBeyondItsLengthAreNotCounted) {
+  const auto claiming = [](const std::string& elements, int tensors) {
+    std::string text;
+    for (int t = 0; t < tensors; ++t) {
+      std::string line = record(0, ("w" + std::to_string(t)).c_str(), 0, 0, 1);
+      line.replace(line.find("elements=4"), 10, "elements=" + elements);
+      text += line;
+    }
+    return digest::judge_log(digest::parse_log(text, "log"));
+  };
+  const auto one = claiming("1099511627776", 1), many = claiming("16777216", 40),
+             few = claiming("16777216", 2);
+  EXPECT_TRUE(one.findings.empty());
+  ASSERT_EQ(one.notes.size(), 1u);
+  EXPECT_TRUE(one.notes[0].starts_with("of 1 records of a tensor it was not asked"))
+      << one.notes[0];
+  // 2^27 steps and 2^17 for each of 40 records pay for 8 times 2^24.
+  EXPECT_EQ(many.findings.size(), 8u);
+  ASSERT_EQ(many.notes.size(), 1u);
+  EXPECT_TRUE(many.notes[0].starts_with("of 32 records")) << many.notes[0];
+  EXPECT_EQ(few.findings.size(), 2u);
+  EXPECT_TRUE(few.notes.empty());
 }
 
 TEST_F(DriftLogs, AreRegularFiles) {

@@ -8,6 +8,7 @@
 
 #include "fixtures/random.hpp"
 #include "fixtures/sharding.hpp"
+#include "oracle/checks/draws.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
 #include "primitives/philox.hpp"
@@ -56,6 +57,78 @@ Values normals(size_t n, const char* name) {
   Values v(n);
   for (size_t i = 0; i < n; ++i) v[i] = stream.normal(i);
   return v;
+}
+
+// ---- What the block draws
+
+// 1 / keep where the word of the element says so, else 0 (Philox, counter (i / 4, site, draw)).
+double mask(const Case& line, uint32_t site, uint32_t draw, size_t i) {
+  const double keep = 1 - std::stod(line.text("dropout"));
+  const auto words = philox({uint32_t(i / 4), 0, site, draw}, {uint32_t(line.seed()), 0});
+  return words[i % 4] < keep * 0x1p32 ? 1 / keep : 0;
+}
+
+// On the inputs of a look, y = 1 + mask, whatever the norm; without beta norm2(1) is 1/sqrt(1 +
+// eps).
+TEST(BlockDraws, AreSeenInTheOutput) {
+  for (const char* text : {"block tp=2 sp=on seed=5", "block tp=2 sp=on norm=rms draw=3",
+                           "block tp=4 dp=2 sp=on dropout=0.5 activation=silu"}) {
+    const Case line = line_of(text);
+    const Contract& c = contract_of(line);
+    const auto operands = c.operands(line);
+    const auto looks = looks_at_draws(c, line);
+    ASSERT_EQ(looks.size(), 2u);
+    for (uint32_t site : {1u, 2u})
+      for (int k : {0, 2}) {
+        const Feed feed = feed_of_draw(c, line, looks[site - 1], k, Feed{});
+        std::vector<Whole> in;
+        for (size_t i = 0; i + 1 < operands.size(); ++i) {
+          ASSERT_EQ(feed.given.at(i).operand, int(i)) << "an input that the look leaves open";
+          in.push_back({operands[i].shape, feed.given[i].value});
+        }
+        Case drawn = line;
+        for (const auto& [key, value] : feed.keys) drawn.set(key, value);
+        const uint32_t draw = uint32_t(line.at("draw") + k);
+        const auto y = c.forward(drawn, in, nullptr).at(0).value;
+        for (size_t i = 0; i < y.size(); ++i)
+          ASSERT_NEAR(y[i], 1 + mask(line, site, draw, i), 2e-5) << text << " " << site << " " << i;
+      }
+  }
+}
+
+// 20 elements of a fair mask on a rank, 6 pairs of 4 shards and 2 masks: 60 + log2(12) = 63.6 bits
+// are due, so 4 draws. 3 elements are 48 bits in the 16 draws that are the most.
+TEST(BlockDraws, AreAsManyAsMakeAClashByChanceUnlikely) {
+  const auto look = [](const std::string& text) {
+    const Case line = line_of("block " + text);
+    const auto looks = looks_at_draws(contract_of(line), line);
+    return looks.empty() ? Look{} : looks[0];
+  };
+  const Look four = look("tp=4 sp=on tokens=8 dropout=0.5");
+  EXPECT_EQ(four.times, 4);
+  EXPECT_DOUBLE_EQ(four.bits, 80);
+  EXPECT_TRUE(four.judges_shards());
+  EXPECT_EQ(four.shards, std::vector<Axis>{Axis::tp});
+  // A tenth dropped: -log2(0.9^2 + 0.1^2) = 0.28630 bits.
+  EXPECT_NEAR(look("tp=2 sp=on tokens=200").drawn.bits, 0.28630, 1e-5);
+  const Look few = look("tp=4 sp=on tokens=4 hidden=3 dropout=0.5");
+  EXPECT_FALSE(few.judges_shards());
+  EXPECT_EQ(few.times, 1);
+  EXPECT_EQ(few.not_judged,
+            "not applicable: 16 draws of 3 elements are equal by chance with 2^-48, and 2^-63.6 is "
+            "due");
+  const Look copies = look("tp=2 dp=2");
+  EXPECT_EQ(copies.copies, std::vector<Axis>{Axis::tp});
+  EXPECT_EQ(copies.shards, std::vector<Axis>{Axis::dp});
+  EXPECT_EQ(look("tp=2 sp=on dropout=0").operand, -1) << "nothing is drawn";
+  EXPECT_EQ(look("sp=on").operand, -1) << "there is one rank";
+}
+
+TEST(BlockDraws, GoOnFromTheLinesOwnAndWrapAtTheEnd) {
+  const Case line = line_of("block tp=2 sp=on draw=4294967294");
+  std::vector<std::string> numbers;
+  for (int k = 0; k < 3; ++k) numbers.push_back(draw_keys(contract_of(line), line, k).at(0).second);
+  EXPECT_EQ(numbers, (std::vector<std::string>{"4294967294", "4294967295", "0"}));
 }
 
 // ---- Lines

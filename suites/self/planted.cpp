@@ -106,7 +106,7 @@ void add(Registry& r, const Plant& p) {
 
 std::vector<Plant> all_plants() {
   std::vector<Plant> all;
-  for (auto* list : {values, calls, ranks, odd_but_right, vacuous, gradients})
+  for (auto* list : {values, calls, ranks, odd_but_right, vacuous, gradients, draws})
     for (Plant& p : list()) all.push_back(std::move(p));
   return all;
 }
@@ -130,6 +130,7 @@ const Registry& registry() {
     family_linear(r);
     add_private_contracts(r);
     add_norm_contracts(r);
+    add_masked_rows(r);
     for (const Plant& p : all_plants()) add(r, p);
     return r;
   }();
@@ -214,7 +215,8 @@ const std::vector<Planted>& planted_faults() {
     std::vector<Planted> list;
     for (planted::Plant& p : planted::all_plants())
       list.push_back({p.name, [p] { return planted::run(p); }});
-    for (Planted& p : planted::of_the_parent()) list.push_back(std::move(p));
+    for (auto* more : {planted::of_the_parent, planted::of_the_draws})
+      for (Planted& p : more()) list.push_back(std::move(p));
     return list;
   }();
   return all;

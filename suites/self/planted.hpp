@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
 #include "primitives/mapping_maps.hpp"
@@ -53,12 +54,17 @@ std::vector<Plant> ranks();   // ranks that die, hang, throw
 std::vector<Plant> odd_but_right();
 std::vector<Plant> vacuous();
 std::vector<Plant> gradients();  // wrong alike in reference and subject
+std::vector<Plant> draws();      // random streams that do not follow the data
 // Those that need more than a subject.
 std::vector<Planted> of_the_parent();
+std::vector<Planted> of_the_draws();
+// A gate on processes, without a word.
+Report gate_of(const Registry&);
 
 // Contracts that no family has (names start with "planted_"), with a healthy subject each.
 void add_private_contracts(Registry&);
 void add_norm_contracts(Registry&);
+void add_masked_rows(Registry&);
 
 // All subjects above and the contracts that they are judged by. Built once, before any fork.
 const Registry& registry();

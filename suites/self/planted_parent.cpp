@@ -182,21 +182,6 @@ void add_with_bound(Registry& r, const std::string& contract, double times, cons
   r.add(std::move(off));
 }
 
-struct Silent final : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
-Report gate_of(const Registry& r) {
-  Options options;
-  options.transports = {"processes"};
-  options.self = false;  // the gate around this one asks the transport
-  Silent silent;
-  return run_gate(options, r, silent);
-}
-
 // The control of a right bound is caught; under a bound of 10 times as much it must escape, which
 // the table of the controls says and the exit code follows.
 std::string bound_ten_times_too_wide() {
@@ -264,7 +249,22 @@ std::string bound_twice_as_wide() {
   return "";
 }
 
+struct Silent final : Progress {
+  void begin(int64_t, int64_t) override {}
+  void done(const CaseResult&) override {}
+  void done(const ControlResult&) override {}
+  void tick() override {}
+};
+
 }  // namespace
+
+Report gate_of(const Registry& r) {
+  Options options;
+  options.transports = {"processes"};
+  options.self = false;  // the gate around this one asks the transport
+  Silent silent;
+  return run_gate(options, r, silent);
+}
 
 std::vector<Planted> of_the_parent() {
   return {

@@ -104,6 +104,7 @@ TEST_F(Prepared, BrokenAnswersAreFailedByTheirCheck) {
                          {"linear_column", "wgrad_overwrites", "accumulate"},
                          {"mapping_gather", "gather_backward_reduces", "adjoint"},
                          {"norm_sequence", "norm_gradient_not_summed", "replica"},
+                         {"block", "dropout_shared_on_shards", "replica"},
                          {"attention_ring", "strict_causal", "mask"},
                          {"attention_ring", "ring_step_skipped", "coverage"},
                          {"attention_ring", "finite_mask_bias", "leak"}}) {
@@ -197,6 +198,33 @@ TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
   EXPECT_NE(std::find(report.not_due.begin(), report.not_due.end(),
                       "ledger, lockstep of files: they hold results and no calls"),
             report.not_due.end());
+}
+
+// A program that does not read the key that numbers draws gives one mask again and again. Masks of
+// 12 rows of 10 are 34 bits (0.286 an element): too few to say that two that are equal are so by a
+// fault. With 4 times as many rows one draw would do.
+TEST_F(Prepared, ADrawThatIsGivenManyTimesCountsOnce) {
+  const auto verdict_on = [&](const std::string& line) {
+    prepare(line);
+    answer(folder, families(),
+           {.control = "dropout_by_local_index", .change = [](int, auto& tensors) {
+              TensorToWrite* first = nullptr;
+              for (TensorToWrite& t : tensors) {
+                const size_t slash = t.name.find("/y");
+                const bool draw = slash != std::string::npos && t.name.find('.') < slash;
+                if (!draw) continue;
+                if (!first || t.name.substr(0, t.name.find('.')) !=
+                                  first->name.substr(0, first->name.find('.')))
+                  first = &t;
+                t.bytes = first->bytes;
+              }
+            }});
+    for (const CheckResult& c : judged(folder, families()).cases.at(0).checks)
+      if (c.check == "replica") return c.verdict;
+    return Verdict::untested;
+  };
+  EXPECT_EQ(verdict_on("block tp=2 sp=on"), Verdict::passed);
+  EXPECT_EQ(verdict_on("block tp=2 sp=on tokens=96"), Verdict::failed);
 }
 
 TEST_F(Prepared, OnlyTheChecksAskedFor) {

@@ -411,6 +411,25 @@ TEST(Block, FurtherFindingsAndChecksAreNamed) {
   EXPECT_TRUE(contains(text, "\npassed     forward\n")) << text;
 }
 
+// Of a sharded weight the element that is shown lies on one rank, while all of them are wrong.
+TEST(Block, NamesTheOwnerOfTheElementAndAllThatAreWrong) {
+  CaseResult c = bias_summed_twice();
+  Finding& f = c.checks[1].findings[0];
+  f.where = "b[5]";
+  f.holders = {2};
+  EXPECT_TRUE(contains(block(c, "shardproof"),
+                       "\nat         b[5], rank 2   got 12   want 3   bound 0 (integers)   7 of 7 "
+                       "elements on every rank, all x 4.000 = tp\n"))
+      << block(c, "shardproof");
+}
+
+// U+009B begins a sequence as ESC [ does; U+00E9 does not.
+TEST(Printable, EscapesWhatSteersATerminal) {
+  EXPECT_EQ(telling::printable("a\x1b[31m\x7f\t\xc2\x9b\xc3\xa9\xff\n"),
+            "a\\x1b[31m\\x7f\\x09\\xc2\\x9b\xc3\xa9\\xff\n");
+  EXPECT_EQ(telling::in_quotes("a\nb", 2), "'a\\x0a...'");
+}
+
 // A subject's exception may hold anything; it must not steer the terminal nor break the layout.
 TEST(Block, TextOfASubjectCannotSteerTheTerminal) {
   CaseResult c = bias_summed_twice();
@@ -419,7 +438,7 @@ TEST(Block, TextOfASubjectCannotSteerTheTerminal) {
   f.message = "threw: \033[2Jgone\nsecond \xff line \xc3\xa9";
   const std::string text = block(c, "shardproof");
   EXPECT_EQ(text.find('\033'), std::string::npos);
-  EXPECT_TRUE(contains(text, "?[2Jgone\n           second ? line \xc3\xa9")) << text;
+  EXPECT_TRUE(contains(text, "\\x1b[2Jgone\n           second \\xff line \xc3\xa9")) << text;
 }
 
 TEST(Block, AControlThatWasNotCaughtNamesItsCheckAndItsBug) {
@@ -866,9 +885,9 @@ TEST(Github, EscapesWhatWouldEndAnAnnotation) {
   c.checks[1].findings[0].message = "100%\r\n::error::forged";
   const std::string text = github_annotations(report_of({c}), "");
   EXPECT_TRUE(
-      text.starts_with("::error title=a%2Cb%3Ac%25d?%0A%3A%3Awarning%3A%3Ax%3A gradient failed::"))
+      text.starts_with("::error title=a%2Cb%3Ac%25d\\x0d%0A%3A%3Awarning%3A%3Ax%3A gradient failed::"))
       << text;
-  EXPECT_TRUE(contains(text, "100%25?%0A           ::error::forged   7 of 7")) << text;
+  EXPECT_TRUE(contains(text, "100%25\\x0d%0A           ::error::forged   7 of 7")) << text;
   EXPECT_EQ(occurrences(text, "\n"), 1u);
   c.checks[1].findings[0].message = std::string(100000, 'm');
   EXPECT_LT(github_annotations(report_of({c}), "").size(), 4096u);
