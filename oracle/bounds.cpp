@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "oracle/check.hpp"
+#include "oracle/drawn.hpp"
 
 namespace shardproof {
 namespace {
@@ -174,10 +175,11 @@ double element(const Statistical& s, double want, double squares) {
   return computed + (s.partial ? 0 : s.u_out * (std::abs(want) + computed)) + s.tiny;
 }
 
-// Rounding to nearest of sums in random order: what tier A takes for granted.
+// Rounding to nearest of sums in random order: what tier A takes for granted. Terms that repeat one
+// value round alike.
 bool rounds_at_random(const Evidence& e, const Feed& feed, const Precision& p, const Gauge& g) {
   const bool random = feed.fill == Fill::normal || feed.fill == Fill::large;
-  return random && g.independent && !p.truncates && g.bound.empty() && !g.squares.empty() &&
+  return random && !(e.line && expands(*e.line)) && g.independent && !p.truncates && g.bound.empty() && !g.squares.empty() &&
          std::isfinite(gamma(double(g.terms), p.u_acc)) && !exact_data(e, feed);
 }
 

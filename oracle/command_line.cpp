@@ -550,7 +550,8 @@ std::optional<ModelGate> model_of(const Words& words, Options& options, const Re
   const int cp = single_integer(words, "--cp", 1, most_ranks_of_an_axis),
             dp = single_integer(words, "--dp", 1, most_ranks_of_an_axis);
   if (!single(words, "--tier")) options.tier = "smoke";
-  return model_gate(read_model(*path), tp, cp, dp, registry);
+  return model_gate(read_model(*path), tp, cp, dp, registry,
+                    [&](const Case& line) { return selects(options, registry, line); });
 }
 
 // Judges what is due by a registry.

@@ -23,6 +23,7 @@ struct Operand {
   DType dtype_override = DType::f64;  // used where fixed_dtype
   bool fixed_dtype = false;           // e.g. i64 indices, f32 lse under bf16
   int64_t below = 0;                  // index: drawn from 0 .. below-1; 0: as the fill draws
+  std::vector<double> stated = {};    // index: what the line says, nothing is drawn
 };
 
 // A whole tensor in double, row-major. Inputs are stacked over P and V axes (whole_shape); results
@@ -107,9 +108,9 @@ struct Contract {
   std::function<std::vector<uint8_t>(const Case&)> visible;
   // (query, key) pairs that are due on a rank, in closed form.
   std::function<int64_t(const Case&, int rank)> pairs;
-  // Sequence of each token of inputs and outputs, -1 where it is padding: nothing of one reaches
+  // Sequence of each token of an input or output, -1 where it is padding: nothing of one reaches
   // another, nothing of padding reaches any.
-  std::function<std::vector<int64_t>(const Case&)> sequences;
+  std::function<std::vector<int64_t>(const Case&, const Operand&)> sequences;
   // True where it varies faster than the steps of finite differences: gradcheck is not due there.
   std::function<bool(const Case&)> stiff;
 };

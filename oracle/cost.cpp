@@ -39,7 +39,7 @@ double features_of_a_token(const Evidence& e, double tokens) {
 
 // Of the list of sequences; a contract that has none for this line counts by its longest operand.
 double tokens_of(const Evidence& e) {
-  double tokens = double(e.contract->sequences(*e.line).size());
+  double tokens = double(e.contract->sequences(*e.line, e.operands.at(0)).size());
   if (tokens > 0) return tokens;
   for (const Operand& o : e.operands)
     if (!o.shape.empty()) tokens = std::max(tokens, double(o.shape[0]));

@@ -44,7 +44,8 @@ bool holds(const Case& line, const std::string& words) {
 
 std::string undeclared(const Case& line, const Declared& declared) {
   if (!contains(declared.storage, line.dtype())) return fmt::format("dtype={}", name(line.dtype()));
-  if (!declared.strided && line.text("strides") == "transposed") return "strides=transposed";
+  if (!declared.strided && line.text("strides") != "contiguous")
+    return "strides=" + line.text("strides");
   if (!declared.threads && line.text("transport") == "threads") return "transport=threads";
   for (const std::string& words : declared.without)
     if (holds(line, words)) return words;

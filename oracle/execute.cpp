@@ -11,6 +11,7 @@
 #include "oracle/comm/world.hpp"
 #include "oracle/cuda/placed.hpp"
 #include "oracle/cuda/staged_door.hpp"
+#include "oracle/drawn.hpp"
 #include "oracle/float_environment.hpp"
 #include "oracle/job.hpp"
 #include "oracle/rank_of_case.hpp"
@@ -25,7 +26,8 @@ struct Slot {
   DType dtype;
   std::vector<int64_t> local, whole;
   std::vector<int64_t> indices;  // local element -> whole element
-  std::string name;              // key of the random stream
+  bool cotangent = false;
+  std::string name() const { return stream_of(operand, cotangent); }
 };
 
 // One forward in flight: everything that the subject may still read in its backward.
@@ -164,15 +166,15 @@ class Execution {
     const Mesh mesh = line_.mesh();
     for (const Operand& o : contract_.operands(line_)) {
       const bool output = o.role == Operand::output;
-      (output ? outputs_ : inputs_).push_back(slot(o, o.layout, mesh, o.name));
+      (output ? outputs_ : inputs_).push_back(slot(o, o.layout, mesh, false));
       // P of an input's gradient is not stacked anywhere on a rank: only its local shape matters.
-      (output ? cotangents_ : gradients_).push_back(slot(o, dual(o.layout), mesh, "cotangent of " + o.name));
+      (output ? cotangents_ : gradients_).push_back(slot(o, dual(o.layout), mesh, output));
       if (o.role == Operand::parameter && !o.fixed_dtype && line_.has("grad"))
         gradients_.back().dtype = dtype_from(line_.text("grad")).value_or(gradients_.back().dtype);
     }
   }
 
-  Slot slot(const Operand& o, const Layout& layout, const Mesh& mesh, const std::string& stream) const {
+  Slot slot(const Operand& o, const Layout& layout, const Mesh& mesh, bool cotangent) const {
     Slot s;
     s.operand = o;
     s.layout = layout;
@@ -180,7 +182,7 @@ class Execution {
     s.local = local_shape(o.shape, layout, mesh, host_.rank);
     s.whole = whole_shape(o.shape, layout, mesh);
     s.indices = whole_indices(o.shape, layout, mesh, host_.rank);
-    s.name = stream;
+    s.cotangent = cotangent;
     return s;
   }
 
@@ -372,7 +374,7 @@ class Execution {
     enter(Phase::harness);
     fetch({&f.inputs, &cotangents, &gradients, &sums_});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
-    for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name, record);
+    for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name(), record);
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!gradients_[i].operand.gradient) continue;
       const Placed& result = is_sum(i) ? sums_[i] : gradients[i];
@@ -404,7 +406,9 @@ class Execution {
   }
 
   Placed filled(const Slot& s, int operand, const Feed& feed) {
-    Placed b = unsent(s);
+    // What a check gives is no value that is repeated.
+    const auto dims = is_drawn(feed, operand) ? expanded_dims(line_, s.operand, s.cotangent) : std::vector<int>{};
+    Placed b = dims.empty() ? unsent(s) : Placed(Buffer(s.dtype, s.local, dims), device_);
     std::vector<double> own;
     fill_from(b.host().view(), values_of(s, operand, feed, own));
     b.send();
@@ -425,21 +429,9 @@ class Execution {
       for (int64_t at : s.indices) own.push_back(g.value.at(size_t(at)));
       return own;
     }
-    if (s.operand.role == Operand::output && !s.operand.gradient) {
-      own.resize(s.indices.size());
-      return own;
-    }
     std::vector<double>& drawn = drawn_[{operand, feed.fill, feed.seed, feed.range}];
-    if (drawn.empty()) drawn = draw_shard(s, feed);
+    if (drawn.empty()) drawn = drawn_at({line_, s.operand, s.cotangent, feed, s.dtype, s.whole}, s.indices);
     return drawn;
-  }
-
-  static std::vector<double> draw_shard(const Slot& s, const Feed& feed) {
-    if (s.operand.below == 0)
-      return draw_at({feed.fill, feed.seed, feed.range, s.operand.contraction}, s.name, s.dtype, s.whole, s.indices);
-    std::vector<double> values;
-    for (int64_t at : s.indices) values.push_back(draw_index(feed.seed, s.name, s.operand.below, at));
-    return values;
   }
 
   static std::vector<View> views(const std::vector<Placed>& buffers) {

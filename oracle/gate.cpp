@@ -1029,6 +1029,10 @@ class Gate {
 
 }  // namespace
 
+bool selects(const Options& options, const Registry& registry, const Case& line) {
+  return selected(parse_patterns(options, registry), registry.contract(line.contract), line);
+}
+
 std::vector<Due> plan_gate(const Options& options, const Registry& registry, std::vector<std::string>* not_due) {
   std::vector<std::string> nowhere;
   return Planner(options, registry, not_due ? *not_due : nowhere).plan();

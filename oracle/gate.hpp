@@ -49,6 +49,8 @@ struct Progress {
   virtual void tick() = 0;                      // often; draws the progress line when it is time to
 };
 
+// Whether the patterns of the options leave a line.
+bool selects(const Options&, const Registry&, const Case&);
 // Throws BadInput: unknown names, a selection that is seen to be empty.
 // `not_due` gets a line for each case, or group of checks of a case, that its subject declares not to do.
 std::vector<Due> plan_gate(const Options&, const Registry&, std::vector<std::string>* not_due = nullptr);

@@ -364,8 +364,13 @@ std::string attention_by_both(const SmallModel& s) {
 }
 
 std::string attention_with_linears(const SmallModel& s) {
-  if (s.whole_kv) return "";
   return fmt::format("{} hidden={} bias={}", heads_of_tokens(s), s.hidden, switched(s.qkv_bias));
+}
+
+// The fused weight cut over all ranks, where its rows can be.
+std::string attention_gathered(const SmallModel& s) {
+  const bool cut = (s.heads + 2 * s.kv_heads) * s.head_dim % s.layout.tp == 0;
+  return s.whole_kv && cut ? attention_with_linears(s) + " form=gather" : "";
 }
 
 const std::vector<Part>& parts() {
@@ -380,6 +385,7 @@ const std::vector<Part>& parts() {
       {"attention_alltoall", "attention, heads", attention_by_heads, false},
       {"attention_hierarchical", "attention, both", attention_by_both, false},
       {"attention_block", "attention, linears", attention_with_linears},
+      {"attention_block", "attention, gathered", attention_gathered},
       {"linear_row", "attention output",
        [](const SmallModel& s) {
          return fmt::format("tokens={} in={} out={} bias={}", s.tokens, s.heads * s.head_dim,
@@ -471,7 +477,14 @@ std::string model_text(const Model& m) {
   return text;
 }
 
-std::string layout_text(const Model& m, const SmallModel& s, const std::vector<ModelLine>& lines) {
+bool has_part(const std::vector<ModelLine>& lines, const char* contract) {
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const ModelLine& l) { return l.line.starts_with(contract); });
+}
+
+// `lines` of the layout, and those of them that are asked for.
+std::string layout_text(const Model& m, const SmallModel& s, const std::vector<ModelLine>& all,
+                        const std::vector<ModelLine>& lines) {
   const ParallelLayout& l = s.layout;
   const int64_t padded = padded_vocab(m.vocab, l.tp);
   std::string text = telling::row(
@@ -484,9 +497,9 @@ std::string layout_text(const Model& m, const SmallModel& s, const std::vector<M
   text += telling::row(
       "in small", fmt::format("hidden {}, heads {} of {}, kv_heads {}, ffn {}, vocab {}, tokens {}",
                               s.hidden, s.heads, s.head_dim, s.kv_heads, s.ffn, s.vocab, s.tokens));
-  if (l.cp == 1)
+  if (l.cp == 1 && (lines.size() == all.size() || has_part(lines, "attention")))
     text += telling::row("note", "attention over a context axis is left out: --cp 2 or 4 runs it");
-  if (s.whole_kv)
+  if (s.whole_kv && has_part(lines, "linear_column"))
     text +=
         telling::row("note", "ranks share key heads: of query, key, value only the query is cut");
   for (size_t i = 0; i < lines.size(); ++i) {
@@ -509,7 +522,7 @@ std::vector<int> tp_that_cut(const Model& m) {
 }  // namespace
 
 ModelGate model_gate(const Model& m, const std::vector<int>& tp, int cp, int dp,
-                     const Registry& registry) {
+                     const Registry& registry, const std::function<bool(const Case&)>& selects) {
   ModelGate gate{{}, model_text(m)};
   std::vector<ModelLine> all;
   for (int ranks : tp.empty() ? tp_that_cut(m) : tp) {
@@ -517,7 +530,10 @@ ModelGate model_gate(const Model& m, const std::vector<int>& tp, int cp, int dp,
     check_layout(m, layout);
     const SmallModel small = scaled_down(m, layout);
     const std::vector<ModelLine> lines = lines_of(small, registry);
-    gate.text += layout_text(m, small, lines);
+    std::vector<ModelLine> asked;
+    for (const ModelLine& l : lines)
+      if (!selects || selects(parse(l.line, registry))) asked.push_back(l);
+    gate.text += layout_text(m, small, lines, asked);
     all.insert(all.end(), lines.begin(), lines.end());
   }
   gate.registry = narrowed(registry, all);

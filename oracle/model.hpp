@@ -5,6 +5,7 @@
 // gated or not, biases, how many of each a rank owns. The lines keep that and scale the sizes down.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -65,7 +66,9 @@ struct ModelGate {
   Registry registry;
   std::string text;
 };
-// Empty tp: each of 2, 4 and 8 that can cut the model.
-ModelGate model_gate(const Model&, const std::vector<int>& tp, int cp, int dp, const Registry&);
+// Empty tp: each of 2, 4 and 8 that can cut the model. `selects`: which lines the gate's patterns
+// leave, so that no others are spoken of; null: all.
+ModelGate model_gate(const Model&, const std::vector<int>& tp, int cp, int dp, const Registry&,
+                     const std::function<bool(const Case&)>& selects = nullptr);
 
 }  // namespace shardproof

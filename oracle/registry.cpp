@@ -236,7 +236,9 @@ std::vector<Key> make_other_keys(bool linear) {
       word_key("fill", linear ? "integers" : "normal",
                {"integers", "normal", "large", "cancelling"}, "how values are drawn"),
       seed,
-      word_key("strides", "contiguous", {"contiguous", "transposed"}, "of all views"),
+      word_key("strides", "contiguous", {"contiguous", "transposed", "expanded", "expanded_inputs"},
+               "of all views; expanded: one value at stride 0, in all of each cotangent or along "
+               "the last dim but one of each input"),
       word_key("transport", "processes", {"processes", "threads", "mpi", "nccl"},
                "what carries the calls"),
       word_key("device", "host", {"host", "cuda"}, "where the tensors live"),

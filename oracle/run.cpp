@@ -20,6 +20,7 @@
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
+#include "oracle/drawn.hpp"
 #include "oracle/drift_ranks.hpp"
 
 namespace shardproof {
@@ -33,7 +34,7 @@ double now() {
 std::string seen_by_reference(const Case& line) {
   std::string key = line.contract;
   for (const auto& [k, v] : line.keys)
-    if (k != "transport" && k != "device" && k != "subject" && k != "control" && k != "fault" && k != "strides") key += ' ' + k + '=' + v;
+    if (k != "transport" && k != "device" && k != "subject" && k != "control" && k != "fault" && (k != "strides" || expands(line))) key += ' ' + k + '=' + v;
   return key;
 }
 
@@ -66,15 +67,6 @@ Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed)
       if (b.index >= 0) w.value[size_t(b.index)] = 1;
       return w;
     }
-  if (cotangent && !o.gradient) {
-    w.value.assign(size_t(product(w.shape)), 0.0);
-    return w;
-  }
-  if (o.below > 0 && !cotangent) {
-    for (int64_t i = 0; i < product(w.shape); ++i)
-      w.value.push_back(draw_index(feed.seed, o.name, o.below, i));
-    return w;
-  }
   w.value = filled(e, feed, operand, cotangent);
   return w;
 }

@@ -16,11 +16,11 @@ DType accumulation(const Case& line) {
 
 }  // namespace
 
-ContextRank::ContextRank(Rank& r)
+ContextRank::ContextRank(Rank& r, ContextLine c)
     : rank(r),
       line(r.line()),
       cp(r.along(Axis::cp)),
-      context(r.line()),
+      context(std::move(c)),
       storage(r.line().dtype()),
       accumulate(accumulation(r.line())),
       wire(type_of_key(r.line(), "wire", accumulate)) {}
@@ -35,12 +35,17 @@ View flat(const View& v) { return view_of(v.data, v.dtype, {v.elements()}, v.spa
 
 ContextAttention::ContextAttention(std::unique_ptr<AttentionCore> core) : core_(std::move(core)) {}
 
-// inputs q, k, v; outputs o, lse.
+ContextLine ContextAttention::accepted(const Case& line, std::span<const View> cu_seqlens) const {
+  ContextLine c = context_of(line, cu_seqlens);
+  if (auto refused = refused_attention(line)) throw *refused;
+  return c;
+}
+
+// inputs q, k, v, [cu_seqlens, [cu_seqlens_k]]; outputs o, lse.
 std::unique_ptr<Saved> ContextAttention::forward(Rank& rank, std::span<const View> inputs,
                                                  std::span<const View> outputs) {
-  if (auto refused = refused_attention(rank.line())) throw *refused;
-  ContextRank c(rank);
-  auto saved = std::make_unique<AttentionSaved>();
+  auto saved = std::make_unique<AttentionSaved>(accepted(rank.line(), inputs.subspan(3)));
+  ContextRank c(rank, saved->context);
   saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2];
   const HeadShape shape{extent_from_end(saved->q, 2), extent_from_end(saved->k, 2),
                         extent_from_end(saved->q, 1), extent_from_end(saved->v, 1)};
@@ -59,8 +64,8 @@ std::unique_ptr<Saved> ContextAttention::forward(Rank& rank, std::span<const Vie
 
 void ContextAttention::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                                 std::span<const View> gradients) {
-  ContextRank c(rank);
   const auto& saved = static_cast<const AttentionSaved&>(state);
+  ContextRank c(rank, saved.context);
   const Values g = to_doubles(cotangents[0]);
   const Statistics rows = saved.pass->statistics(saved.o, saved.lse, g, to_doubles(cotangents[1]));
   Outgoing d{Values(size_t(saved.q.elements())), Values(size_t(saved.k.elements())),

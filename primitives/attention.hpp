@@ -25,7 +25,7 @@ namespace shardproof::primitives {
 
 // Numbers that every step of a kernel needs.
 struct ContextRank {
-  explicit ContextRank(Rank&);
+  ContextRank(Rank&, ContextLine);
   Rank& rank;
   const Case& line;
   Communicator& cp;
@@ -42,6 +42,8 @@ View flat(const View& contiguous);
 
 // Inputs of one forward, and its results in the accumulation type.
 struct AttentionSaved : Saved {
+  explicit AttentionSaved(ContextLine c) : context(std::move(c)) {}
+  ContextLine context;
   View q, k, v;
   Values o, lse;
   std::unique_ptr<AttentionPass> pass;
@@ -57,6 +59,8 @@ class ContextAttention : public Kernel {
   int64_t pairs() const { return pairs_; }  // computed by the last forward on this rank
 
  protected:
+  // What the call is about; throws where it is refused.
+  virtual ContextLine accepted(const Case&, std::span<const View> cu_seqlens) const;
   struct Incoming {
     const Statistics& rows;
     const Values& g;

@@ -7,6 +7,8 @@ namespace {
 int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
 
 struct AllToAllSaved : Saved {
+  explicit AllToAllSaved(ContextLine c) : context(std::move(c)) {}
+  ContextLine context;
   View q, k, v;  // as they came, for the shapes of their gradients
   Values k_all, v_all, o,
       lse;  // [all tokens, heads of this rank, ..], tokens in the order of ranks
@@ -110,9 +112,9 @@ View AttentionAllToAll::home(ContextRank& c, const Values& values, const View& l
 
 std::unique_ptr<Saved> AttentionAllToAll::forward(Rank& rank, std::span<const View> inputs,
                                                   std::span<const View> outputs) {
+  auto saved = std::make_unique<AllToAllSaved>(context_of(rank.line(), inputs.subspan(3)));
   if (auto refused = refused_attention_alltoall(rank.line())) throw *refused;
-  ContextRank c(rank);
-  auto saved = std::make_unique<AllToAllSaved>();
+  ContextRank c(rank, saved->context);
   saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2];
   const View q = exchanged(c, saved->q), k = exchanged(c, copied_heads(c, saved->k)),
              v = exchanged(c, copied_heads(c, saved->v));
@@ -135,8 +137,8 @@ std::unique_ptr<Saved> AttentionAllToAll::forward(Rank& rank, std::span<const Vi
 
 void AttentionAllToAll::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                                  std::span<const View> gradients) {
-  ContextRank c(rank);
   const auto& saved = static_cast<const AllToAllSaved&>(state);
+  ContextRank c(rank, saved.context);
   const Values g = to_doubles(exchanged(c, cotangents[0]));
   const Statistics rows =
       saved.pass->statistics(saved.o, saved.lse, g, in_rank_order(c, cotangents[1]));

@@ -30,7 +30,7 @@ Kept table_of(const Labels& labels) {
 struct Place : ContextRank {
   Strategy strategy;
   AttentionCore core;
-  Place(Rank& r, Strategy s) : ContextRank(r), strategy(s) {}
+  Place(Rank& r, Strategy s, ContextLine c) : ContextRank(r, std::move(c)), strategy(s) {}
 
   bool wide() const { return !single(); }
   int inner() const { return int(line.at("inner")); }
@@ -74,6 +74,8 @@ struct Place : ContextRank {
 
 // Operands as this rank multiplies them, and the results in the accumulation type.
 struct BlockwiseSaved : Saved {
+  explicit BlockwiseSaved(ContextLine c) : context(std::move(c)) {}
+  ContextLine context;
   Kept exchanged[3];
   View q, k, v;
   Kept queries, o, lse;
@@ -336,12 +338,12 @@ class BlockwiseAttention final : public Kernel {
   Strategy strategy_;
 };
 
-// inputs q, k, v; outputs o, lse.
+// inputs q, k, v, [cu_seqlens, [cu_seqlens_k]]; outputs o, lse.
 std::unique_ptr<Saved> BlockwiseAttention::forward(Rank& rank, std::span<const View> inputs,
                                                    std::span<const View> outputs) {
+  auto saved = std::make_unique<BlockwiseSaved>(context_of(rank.line(), inputs.subspan(3)));
   if (auto no = refused(strategy_, rank.line())) throw *no;
-  const Place c(rank, strategy_);
-  auto saved = std::make_unique<BlockwiseSaved>();
+  const Place c(rank, strategy_, saved->context);
   BlockwiseSaved& s = *saved;
   take_operands(c, inputs, s);
   s.queries = table_of(c.own_queries());
@@ -371,8 +373,8 @@ std::unique_ptr<Saved> BlockwiseAttention::forward(Rank& rank, std::span<const V
 
 void BlockwiseAttention::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                                   std::span<const View> gradients) {
-  const Place c(rank, strategy_);
   const auto& s = static_cast<const BlockwiseSaved&>(state);
+  const Place c(rank, strategy_, s.context);
   const View g = c.exchanges() ? exchanged(c, cotangents[0]) : cotangents[0],
              g_lse = take_statistics(c, cotangents[1]),
              delta = c.workspace(c.accumulate, s.lse.view().shape),

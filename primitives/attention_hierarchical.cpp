@@ -6,6 +6,7 @@ namespace {
 
 // Inputs as the ring sees them: tokens of a run, heads of this rank.
 struct HierarchicalSaved : Saved {
+  explicit HierarchicalSaved(ContextLine c) : ring(std::move(c)) {}
   std::vector<Buffer> exchanged;  // q, k, v
   AttentionSaved ring;
 };
@@ -63,9 +64,9 @@ void AttentionHierarchical::by_tokens(ContextRank& c, const Values& values, cons
 
 std::unique_ptr<Saved> AttentionHierarchical::forward(Rank& rank, std::span<const View> inputs,
                                                       std::span<const View> outputs) {
+  auto saved = std::make_unique<HierarchicalSaved>(context_of(rank.line(), inputs.subspan(3)));
   if (auto refused = refused_attention_hierarchical(rank.line())) throw *refused;
-  ContextRank c(rank);
-  auto saved = std::make_unique<HierarchicalSaved>();
+  ContextRank c(rank, saved->ring.context);
   for (int i = 0; i < 3; ++i) saved->exchanged.push_back(by_heads(c, inputs[size_t(i)]));
   AttentionSaved& own = saved->ring;
   own.q = saved->exchanged[0].view(), own.k = saved->exchanged[1].view();
@@ -86,8 +87,8 @@ std::unique_ptr<Saved> AttentionHierarchical::forward(Rank& rank, std::span<cons
 
 void AttentionHierarchical::backward(Rank& rank, Saved& state, std::span<const View> cotangents,
                                      std::span<const View> gradients) {
-  ContextRank c(rank);
   const AttentionSaved& own = static_cast<const HierarchicalSaved&>(state).ring;
+  ContextRank c(rank, own.context);
   const Values g = to_doubles(by_heads(c, cotangents[0]).view());
   Values g_lse;
   if (c.line.on("lse_grad")) g_lse = to_doubles(by_heads(c, with_dim(cotangents[1], true)).view());

@@ -1,8 +1,12 @@
 #include "primitives/attention_line.hpp"
 
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+
+#include "primitives/work.hpp"
 
 namespace shardproof::primitives {
 namespace {
@@ -19,9 +23,31 @@ int64_t at_or(const Case& line, const char* key, int64_t fallback) {
   return line.has(key) ? line.at(key) : fallback;
 }
 
-std::vector<int64_t> documents_of(const Case& line, const char* key = "docs") {
+std::vector<int64_t> list_of(const Case& line, const char* key) {
   if (!line.has(key) || line.text(key).empty()) return {};
   return parse_list(key, line.text(key));
+}
+
+std::vector<int64_t> steps_of(const std::vector<int64_t>& offsets) {
+  std::vector<int64_t> steps;
+  for (size_t d = 1; d < offsets.size(); ++d) steps.push_back(offsets[d] - offsets[d - 1]);
+  return steps;
+}
+
+// Where documents begin and the last one ends, as the line says or as its lengths add up; empty: no
+// documents.
+std::vector<int64_t> offsets_of(const Case& line, bool keys) {
+  auto offsets = list_of(line, keys ? "cu_seqlens_k" : "cu_seqlens");
+  if (!offsets.empty()) return offsets;
+  const auto lengths = list_of(line, keys ? "kv_docs" : "docs");
+  if (lengths.empty()) return {};
+  offsets = {0};
+  for (int64_t n : lengths) offsets.push_back(offsets.back() + n);
+  return offsets;
+}
+
+std::vector<int64_t> documents_of(const Case& line, bool keys = false) {
+  return steps_of(offsets_of(line, keys));
 }
 
 bool zigzag(const std::string& layout) { return layout != "contiguous"; }
@@ -54,7 +80,7 @@ ContextLine::ContextLine(const Case& line)
   rows = seq > 0 ? seq : line.at("tokens");
   if (!documents.empty()) rows = rows_of_documents(layout, documents, ranks);
   key_rows = rows;
-  key_documents = documents_of(line, "kv_docs");
+  key_documents = documents_of(line, true);
   if (key_documents.empty()) key_documents = documents;
   if (!documents.empty()) key_rows = rows_of_documents(layout, key_documents, ranks);
   if (documents.empty() && line.has("kv_tokens"))
@@ -152,41 +178,60 @@ Refusal axes(const Case& line) {
            "dp cuts the batch: choose a multiple"));
 }
 
-// Lengths that are the steps of cu_seqlens of all tokens, `total` of the line.
-Refusal lengths(const Case& line, const char* key, const char* total) {
-  const auto lengths = documents_of(line, key);
-  const std::string keys = std::string(key) == "docs" ? "" : "key ";
-  int64_t end = 0;
-  for (size_t d = 0; d < lengths.size(); end += lengths[d++])
-    if (lengths[d] < 0)
-      return Rejected(keys + "cu_seqlens that never fall",
-                      "document " + std::to_string(d) + " of " + std::to_string(lengths[d]) + " " +
-                          keys + "tokens, from " + std::to_string(end) + " to " +
-                          std::to_string(end + lengths[d]),
+Refusal malformed(const std::vector<int64_t>& offsets, bool keys, int64_t tokens) {
+  const std::string of = keys ? "key " : "", name = of + "cu_seqlens",
+                    total = std::to_string(tokens);
+  if (offsets.size() < 2)
+    return Rejected(name + " of one document at least", "none", "write where each begins and ends");
+  if (offsets[0] != 0)
+    return Rejected(name + " that begin with 0",
+                    "document 0 beginning at " + std::to_string(offsets[0]),
+                    "the first document begins at " + of + "token 0");
+  for (size_t d = 0; d + 1 < offsets.size(); ++d)
+    if (offsets[d + 1] < offsets[d])
+      return Rejected(name + " that never fall",
+                      "document " + std::to_string(d) + " of " +
+                          std::to_string(offsets[d + 1] - offsets[d]) + " " + of + "tokens, from " +
+                          std::to_string(offsets[d]) + " to " + std::to_string(offsets[d + 1]),
                       "a document has 0 tokens or more");
   return first_refusal(
-      when(end != line.at(total),
-           "documents that hold all " + keys + "tokens, " + said(line, total),
-           "document " + std::to_string(lengths.size() - 1) + " ending at " + std::to_string(end),
-           "leave " + std::string(total) + " out, or let " + key + " add up to it"),
-      when(end == 0, "a document with a " + keys + "token", "none", "give one of them a length"));
+      when(offsets.back() != tokens, name + " that end with all " + total + " " + of + "tokens",
+           "document " + std::to_string(offsets.size() - 2) + " ending at " +
+               std::to_string(offsets.back()),
+           "leave " + std::string(keys ? "kv_tokens" : "tokens") + " out, or let them end there"),
+      when(tokens == 0, "a document with a " + of + "token", "none", "give one of them a length"));
+}
+
+bool has_offsets(const Case& line) { return line.has("index") && line.text("index") != "off"; }
+
+Refusal said_twice(const Case& line, const char* lengths, const char* offsets) {
+  return when(!list_of(line, lengths).empty() && !list_of(line, offsets).empty(),
+              std::string(lengths) + " or " + offsets,
+              said(line, lengths) + " " + said(line, offsets), "leave one of them out");
 }
 
 Refusal documents(const Case& line) {
-  const auto queries = documents_of(line), keys = documents_of(line, "kv_docs");
+  const auto queries = offsets_of(line, false), keys = offsets_of(line, true);
+  if (Refusal r = first_refusal(said_twice(line, "docs", "cu_seqlens"),
+                                said_twice(line, "kv_docs", "cu_seqlens_k")))
+    return r;
   if (queries.empty())
-    return when(!keys.empty(), "docs wherever kv_docs is given", said(line, "kv_docs"),
-                "write docs=, the lengths of the queries");
+    return first_refusal(
+        when(!keys.empty(), "docs wherever kv_docs is given", said(line, "kv_docs"),
+             "write docs=, the lengths of the queries"),
+        when(has_offsets(line), "docs wherever cu_seqlens are operands", said(line, "index"),
+             "write docs= or cu_seqlens=, or leave index out"));
   if (Refusal r =
-          first_refusal(lengths(line, "docs", "tokens"),
+          first_refusal(malformed(queries, false, line.at("tokens")),
                         when(at_or(line, "seq", 0) > 0, "documents in one row of tokens",
                              said(line, "seq"), "leave seq and batch out where docs is given")))
     return r;
   if (keys.empty()) return {};
-  return first_refusal(when(keys.size() != queries.size(), "as many kv_docs as docs",
-                            std::to_string(keys.size()) + " and " + std::to_string(queries.size()),
-                            "every document has queries and keys, 0 of them at least"),
-                       lengths(line, "kv_docs", "kv_tokens"));
+  return first_refusal(
+      when(keys.size() != queries.size(), "as many kv_docs as docs",
+           std::to_string(keys.size() - 1) + " and " + std::to_string(queries.size() - 1),
+           "every document has queries and keys, 0 of them at least"),
+      malformed(keys, true, line.at("kv_tokens")));
 }
 
 Refusal rows(const Case& line) {
@@ -221,10 +266,33 @@ Refusal masks(const Case& line) {
       // Less is 0 in f32, or makes s/c infinite there.
       when(softcap != 0 && softcap < 1e-6, "softcap of 0 (none), or 1e-6 and more",
            said(line, "softcap"), "leave it out for none"),
-      when(!documents_of(line).empty() && documents_of(line, "kv_docs").empty() &&
+      when(!documents_of(line).empty() && documents_of(line, true).empty() &&
                at_or(line, "kv_tokens", line.at("tokens")) != line.at("tokens"),
            "kv_docs where packed documents have other counts of keys than of queries",
            said(line, "kv_tokens"), "write kv_docs=, or leave kv_tokens out"));
+}
+
+// Where scores of neighbouring keys lie farther apart than exp reaches, softmax is the choice of
+// one key: the gradients of q and k are 0 everywhere, and nothing can be wrong with them. Scores
+// are products of q and k, or of two inputs and two weights with `hidden` terms each.
+Refusal sharpness(const Case& line) {
+  constexpr double most = 1000;
+  const bool of_block = line.has("hidden");
+  const double drawn = line.text("fill") != "large" ? 1
+                       : line.dtype() == DType::f16 ? 0x1p6
+                                                    : 0x1p20,
+               hidden = of_block ? double(line.at("hidden")) : 1;
+  const double size = std::abs(number_of(line, "scale", 1 / std::sqrt(line.at("head_dim")))) *
+                      std::pow(drawn, of_block ? 4 : 2) * hidden;
+  char met[64];
+  std::snprintf(met, sizeof met, "%g", size);
+  return when(
+      size > most,
+      std::string("scores that leave softmax more than one key: |scale| times the size of ") +
+          (of_block ? "two inputs, two weights and hidden" : "q and k") + " up to 1000",
+      met,
+      "beyond it the gradients of q and k are 0 and nothing is judged: choose a smaller "
+      "scale, or fill=normal");
 }
 
 Refusal heads(const Case& line) {
@@ -267,13 +335,29 @@ std::optional<Rejected> uncountable(std::initializer_list<int64_t> extents) {
       "choose smaller extents");
 }
 
+ContextLine context_of(const Case& line, std::span<const View> cu_seqlens) {
+  ContextLine c(line);
+  if (cu_seqlens.empty()) return c;
+  const auto lengths = [&](const View& tensor, bool keys) {
+    const auto offsets = downloaded(tensor);
+    if (auto refused = malformed(offsets, keys, line.at(keys ? "kv_tokens" : "tokens")))
+      throw *refused;
+    return steps_of(offsets);
+  };
+  c.documents = lengths(cu_seqlens[0], false);
+  c.key_documents = cu_seqlens.size() > 1 ? lengths(cu_seqlens[1], true) : c.documents;
+  c.rows = rows_of_documents(c.layout, c.documents, c.ranks);
+  c.key_rows = rows_of_documents(c.layout, c.key_documents, c.ranks);
+  return c;
+}
+
 std::optional<Rejected> refused_context(const Case& line) {
   return first_refusal(axes(line), documents(line), rows(line));
 }
 
 std::optional<Rejected> refused_attention(const Case& line) {
   if (Refusal r = refused_context(line)) return r;
-  return first_refusal(masks(line), heads(line), countable(line));
+  return first_refusal(masks(line), sharpness(line), heads(line), countable(line));
 }
 
 std::optional<Rejected> refused_attention_alltoall(const Case& line) {

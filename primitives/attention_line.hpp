@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,11 @@ struct ContextLine {
   int64_t rows, key_rows;  // of dim 0 over all ranks, padding included
   int64_t batch;           // sequences side by side on a rank (dim 1), 1 where not seq
 };
+
+// The line, with the documents that index tensors hold (index=i32|i64: cu_seqlens of the queries,
+// then, where keys have documents of their own, of the keys) in place of those that it says. Throws
+// Rejected where they are malformed.
+ContextLine context_of(const Case&, std::span<const View> cu_seqlens);
 
 // The same line with the keys' documents and rows in the place of the queries'.
 ContextLine of_keys(const ContextLine&);

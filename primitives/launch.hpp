@@ -45,6 +45,7 @@ int allocate(void** memory, size_t bytes, void* stream);
 int release(void* memory, void* stream);
 // `from` may change once the call has returned.
 int upload(void* to, const void* from, size_t bytes, void* stream);
+int download(void* to, const void* from, size_t bytes, void* stream);  // there when it returns
 // Another stream, ordered with no other, and a wait of the host for one.
 int create_stream(void** stream);
 int synchronise(void* stream);

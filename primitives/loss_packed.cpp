@@ -67,14 +67,14 @@ double LossPacked::normalise(Rank& rank, const View& own, const View& sums,
   return groups.size();
 }
 
-// inputs logits, ids; output loss.
+// inputs logits, ids, [cu_seqlens]; output loss.
 std::unique_ptr<Saved> LossPacked::forward(Rank& rank, std::span<const View> inputs,
                                            std::span<const View> outputs) {
   const Case& line = rank.line();
+  const ContextLine c = context_of(line, inputs.subspan(2));
   if (auto refused = refused_loss(line)) throw *refused;
   auto saved = std::make_unique<LossSaved>();
   saved->logits = inputs[0], saved->ids = inputs[1];
-  const ContextLine c(line);
   const Targets own =
       targets(line, c, rank.coordinate(Axis::cp), c.batch * rank.coordinate(Axis::dp));
   saved->next = uploaded(own.next);

@@ -110,6 +110,15 @@ struct HeadPlan {
   int64_t query_row(int64_t head) const;
   int64_t key_row(int64_t group) const;
   int64_t value_row(int64_t group) const { return key_row(group) + dim; }
+  int64_t first_group(int r) const { return r / rep * own_kv(); }
 };
+
+// form=gather: what the ranks' rows of the fused weight gave, gathered, and own heads taken out of
+// it, the key heads from group `first` on; own [.., rows/p], q, k, v [.., heads dim].
+void take_gathered_heads(Parallel&, const View& own, int64_t first, std::span<const View> qkv);
+// Back: cotangents put at their places and reduced to those of the own rows, in the wire type; the
+// ranks that share a key head add theirs up.
+View return_gathered_heads(Parallel&, std::span<const View> cotangents, int64_t first,
+                           int64_t own_rows);
 
 }  // namespace shardproof::primitives

@@ -34,48 +34,44 @@ View whole_input(Parallel& p, const View& x) {
 
 // Calls each(columns of the fused activation, local view) for the heads of this rank: q, k, v.
 template <class Each>
-void each_own_head(const Parallel& p, const HeadPlan& h, std::span<const View> local, Each each) {
+void each_own_head(const Parallel& p, const HeadPlan& h, int64_t first, std::span<const View> local,
+                   Each each) {
   const int r = p.tp.rank();
   auto columns = [&](const View& v, int64_t head) {
     return v.narrow(last(v), head * h.dim, h.dim);
   };
   for (int64_t i = 0; i < h.own_heads(); ++i)
     each(h.query_row(r * h.own_heads() + i), columns(local[0], i));
-  const int64_t first = r / h.rep * h.own_kv();
   for (int64_t i = 0; i < h.own_kv(); ++i) {
     each(h.key_row(first + i), columns(local[1], i));
     each(h.value_row(first + i), columns(local[2], i));
   }
 }
 
-// The product of the fused weight on all ranks, own heads taken out of it.
-void forward_gathered(Parallel& p, const View& x, const View& w, std::span<const View> outputs) {
+}  // namespace
+
+void take_gathered_heads(Parallel& p, const View& own, int64_t first, std::span<const View> qkv) {
   const HeadPlan h(p.rank.line());
-  const View whole = whole_input(p, x);
-  const View own = p.workspace(p.storage, with_extent(whole.shape, last(whole), w.shape[0])),
-             all = p.workspace(p.storage, with_extent(whole.shape, last(whole), h.rows()));
-  gemm(plain(whole), turned(w), own, p.accumulate);
+  const View all = p.workspace(own.dtype, with_extent(own.shape, last(own), h.rows()));
   all_gather(p.rank, p.tp, own, all, last(all));
-  each_own_head(p, h, outputs, [&](int64_t row, const View& to) {
+  each_own_head(p, h, first, qkv, [&](int64_t row, const View& to) {
     convert(all.narrow(last(all), row, h.dim), to);
   });
 }
 
-// Cotangents put at their places and reduced: the ranks that share a key head add theirs up.
-View cotangent_of_own_rows(Parallel& p, std::span<const View> cotangents, int64_t own_rows) {
+View return_gathered_heads(Parallel& p, std::span<const View> cotangents, int64_t first,
+                           int64_t own_rows) {
   const HeadPlan h(p.rank.line());
   const View& like = cotangents[0];
   const View all = p.workspace(p.partial(), with_extent(like.shape, last(like), h.rows())),
              own = p.workspace(p.partial(), with_extent(like.shape, last(like), own_rows));
   set_zero(all);
-  each_own_head(p, h, cotangents, [&](int64_t row, const View& from) {
+  each_own_head(p, h, first, cotangents, [&](int64_t row, const View& from) {
     convert(from, all.narrow(last(all), row, h.dim));
   });
   reduce_scatter(p.rank, p.tp, all, own, last(all));
   return own;
 }
-
-}  // namespace
 
 void ReplicatedQkv::sum_copies(Parallel& p, const Parts& parts) {
   const HeadPlan h(p.rank.line());
@@ -104,7 +100,11 @@ std::unique_ptr<Saved> ReplicatedQkv::forward(Rank& rank, std::span<const View> 
   saved->x = inputs[0];
   saved->weights.assign(inputs.begin() + 1, inputs.end());
   if (rank.line().text("form") == "gather") {
-    forward_gathered(p, inputs[0], inputs[1], outputs);
+    const View whole = whole_input(p, inputs[0]);
+    const View own =
+        p.workspace(p.storage, with_extent(whole.shape, last(whole), inputs[1].shape[0]));
+    gemm(plain(whole), turned(inputs[1]), own, p.accumulate);
+    take_gathered_heads(p, own, HeadPlan(rank.line()).first_group(p.tp.rank()), outputs);
     return saved;
   }
   const View whole = whole_input(p, inputs[0]);
@@ -126,7 +126,8 @@ void ReplicatedQkv::backward(Rank& rank, Saved& state, std::span<const View> cot
         const View whole = whole_input(p, saved.x);
         const View of_queries = p.workspace(p.accumulate, whole.shape);
         if (rank.line().text("form") == "gather") {
-          const View g = cotangent_of_own_rows(p, cotangents, saved.weights[0].shape[0]);
+          const int64_t first = HeadPlan(rank.line()).first_group(p.tp.rank());
+          const View g = return_gathered_heads(p, cotangents, first, saved.weights[0].shape[0]);
           gemm(turned(g), plain(whole), own[1], p.accumulate);
           partial_dx(g, saved.weights[0], of_queries, false);
           return reduce_input_gradient(p, of_queries, View{}, own[0]);

@@ -106,4 +106,14 @@ Kept uploaded(DType dtype, const void* values, size_t count) {
 Kept uploaded(std::span<const int64_t> v) { return uploaded(DType::i64, v.data(), v.size()); }
 Kept uploaded(std::span<const double> v) { return uploaded(DType::f64, v.data(), v.size()); }
 
+std::vector<int64_t> downloaded(const View& integers) {
+  std::vector<int64_t> values(static_cast<size_t>(integers.elements()));
+  const Kept dense(DType::i64, {int64_t(values.size())});
+  convert(integers, dense.view());
+  check(executor::download(values.data(), dense.view().data, values.size() * sizeof(int64_t),
+                           OnStream::current()),
+        "a download");
+  return values;
+}
+
 }  // namespace shardproof::primitives

@@ -61,7 +61,8 @@ class Kept {
   View view_;
   Stream stream_ = nullptr;
 };
-Kept uploaded(std::span<const int64_t>);  // [n] of i64
-Kept uploaded(std::span<const double>);   // [n] of f64
+Kept uploaded(std::span<const int64_t>);                // [n] of i64
+Kept uploaded(std::span<const double>);                 // [n] of f64
+std::vector<int64_t> downloaded(const View& integers);  // waits for the stream
 
 }  // namespace shardproof::primitives

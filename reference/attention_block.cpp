@@ -77,6 +77,39 @@ Uncertain turned(const Rotary& r, const std::vector<int64_t>& positions, const U
   return stored(std::move(y), rounding);
 }
 
+// ---- Sums whose parts lie on ranks that share key heads. `value` is the sum of the magnitudes of
+// the parts in place of the value of the sum: bounds below ask for magnitudes alone.
+
+Uncertain stored_parts(Values sizes, Values error, const AttentionBlockRounding& r) {
+  Rounding each = r.linear;
+  each.tiny *= r.copies;
+  return stored({std::move(sizes), std::move(error)}, each);
+}
+
+Uncertain turned_parts(const Rotary& of, const std::vector<int64_t>& positions, const Uncertain& x,
+                       const AttentionBlockRounding& r) {
+  Values error = rotary_errors(of, positions, x.error);
+  const Values own = rotary_bounds(of, positions, most(x), r.linear.accumulate);
+  for (size_t i = 0; i < error.size(); ++i) error[i] += own[i];
+  return stored_parts(rotary_errors(of, positions, x.value), std::move(error), r);
+}
+
+// The ranks' parts are rounded to the wire and added there.
+void send_parts(Uncertain& x, int parts, const Rounding& r) {
+  for (size_t i = 0; i < x.size(); ++i) x.error[i] += gamma_of(parts, r.wire) * x.most(i);
+}
+
+// Gradients of w_qkv or b_qkv: of key and value rows there are `copies` times as many parts, but
+// where these were added up before.
+Loss of_rows(const AttentionBlockShape& s, Loss loss, const AttentionBlockRounding& r) {
+  const Loss keys = reduced_over(loss, r.weights * (r.gathered ? 1 : r.copies), r.linear);
+  loss = reduced_over(std::move(loss), r.weights, r.linear);
+  const size_t width = loss.error.size() / size_t(s.queries() + 2 * s.keys());
+  for (size_t i = size_t(s.queries()) * width; i < loss.error.size(); ++i)
+    loss.error[i] = keys.error[i];
+  return loss;
+}
+
 struct UncertainForward {
   Heads<Uncertain> turned;
   Uncertain o;
@@ -145,18 +178,29 @@ AttentionBlockParts<Loss> attention_block_backward_loss(const AttentionBlockShap
   AttentionGradients d = attention_backward(s.core, q.value, k.value, v.value, go.value, {});
   AttentionBounds e = attention_bounds(s.core, r.core, q.value, k.value, v.value, go.value, {},
                                        {q.error, k.error, v.error, go.error});
-  const Uncertain dq = turned(rotary_of(s, s.core.heads), positions,
-                              stored({std::move(d.q), std::move(e.q)}, r.linear), true, r.linear),
-                  dk = turned(rotary_of(s, s.core.kv_heads), positions,
-                              stored({std::move(d.k), std::move(e.k)}, r.linear), true, r.linear),
-                  dv = stored({std::move(d.v), std::move(e.v)}, r.linear);
+  Uncertain dq = turned(rotary_of(s, s.core.heads), positions,
+                        stored({std::move(d.q), std::move(e.q)}, r.linear), true, r.linear),
+            dk{std::move(d.k), std::move(e.k)}, dv{std::move(d.v), std::move(e.v)};
+  if (r.copies == 1) {
+    dk = turned(rotary_of(s, s.core.kv_heads), positions, stored(std::move(dk), r.linear), true,
+                r.linear);
+    store(dv, r.linear);
+  } else {
+    dk = turned_parts(rotary_of(s, s.core.kv_heads), positions,
+                      stored_parts(std::move(e.k_size), std::move(dk.error), r), r);
+    dv = stored_parts(std::move(e.v_size), std::move(dv.error), r);
+  }
+  if (r.gathered) {
+    send_parts(dq, 1, r.linear);
+    send_parts(dk, r.copies, r.linear);
+    send_parts(dv, r.copies, r.linear);
+  }
   const Uncertain dz{join(s, {dq.value, dk.value, dv.value}),
                      join(s, {dq.error, dk.error, dv.error})};
 
   LinearLosses up = linear_backward_loss(s.first(), certain(in.x), in.w_qkv, dz, r.linear);
-  return {reduced(std::move(up.x), r.linear), reduced_over(std::move(up.w), r.weights, r.linear),
-          reduced_over(std::move(up.b), r.weights, r.linear),
-          reduced_over(std::move(down.w), r.weights, r.linear),
+  return {reduced(std::move(up.x), r.linear), of_rows(s, std::move(up.w), r),
+          of_rows(s, std::move(up.b), r), reduced_over(std::move(down.w), r.weights, r.linear),
           reduced_over(std::move(down.b), r.bias, r.linear)};
 }
 

@@ -36,10 +36,13 @@ AttentionBlockParts<Values> attention_block_backward(const AttentionBlockShape&,
 // What an implementation may lose by rounding where it stores every tensor that is named above and
 // in the backward; the last rounding of a result is left to the caller. `linear.ranks` parts are
 // summed for Y and dX, `weights` for the gradients of both weights and bqkv, `bias` for that of bo.
+// `copies` ranks use the same key heads, and each stores its own part of dK and dV; `gathered`: the
+// parts of dZ are added up on the wire before they meet the weight.
 struct AttentionBlockRounding {
   Rounding linear;
   AttentionRounding core;
-  int weights = 1, bias = 1;
+  int weights = 1, bias = 1, copies = 1;
+  bool gathered = false;
 };
 Loss attention_block_loss(const AttentionBlockShape&, const AttentionBlockInputs&,
                           const AttentionBlockRounding&);

@@ -61,6 +61,23 @@ Key list_key(const char* name, size_t entries, const char* help) {
   return k;
 }
 
+Key offsets_key(const char* name, const char* help) {
+  Key k = list_key(name, 0, help);
+  k.valid = [valid = k.valid](std::string_view text) {
+    // Each of them may be as large as all lengths together.
+    std::string expected = valid(text);
+    return expected.ends_with(too_large(true)) && small(parse_list("", text), false) ? std::string()
+                                                                                     : expected;
+  };
+  return k;
+}
+
+Key index_key() {
+  Key k{"index", "off", "type of cu_seqlens as operands; off: subjects read docs of the line"};
+  k.choices = {"off", "i32", "i64"};
+  return k;
+}
+
 Key number_key(const char* name, double least, double most, const char* help) {
   Key k{name, "", help};
   k.valid = [least, most](std::string_view text) -> std::string {
@@ -83,25 +100,63 @@ Key scale_key() {
 // base^(-2i/d) is a frequency only where the base is positive; at 1e-6 and more it fits f32.
 Key base_key() { return number_key("base", 1e-6, 1e12, "of the angles; left out: 10000"); }
 
-std::string sum_of_list(const Case& c, const char* key) {
-  int64_t sum = 0;
-  for (int64_t n : parse_list(key, c.text(key))) sum += n;
-  return std::to_string(std::max<int64_t>(sum, 1));
+namespace {
+
+std::vector<int64_t> list_of(const Case& c, const std::string& key) {
+  return c.has(key) && !c.text(key).empty() ? parse_list(key, c.text(key)) : std::vector<int64_t>();
+}
+
+// Where documents begin, and where the last one ends, as the line has them.
+std::vector<int64_t> offsets_of(const Case& c, bool keys) {
+  std::vector<int64_t> offsets = list_of(c, keys ? "cu_seqlens_k" : "cu_seqlens");
+  if (!offsets.empty()) return offsets;
+  const auto lengths = list_of(c, keys ? "kv_docs" : "docs");
+  if (!lengths.empty()) offsets.push_back(0);
+  for (int64_t n : lengths) offsets.push_back(offsets.back() + n);
+  return offsets;
+}
+
+std::string sum_of_documents(const Case& c, bool keys) {
+  const auto offsets = offsets_of(c, keys);
+  return std::to_string(std::max<int64_t>(offsets.back() - offsets.front(), 1));
+}
+
+}  // namespace
+
+std::vector<Operand> offset_operands(const Case& c) {
+  std::vector<Operand> list;
+  if (c.text("index") == "off") return list;
+  for (const bool keys : {false, true}) {
+    const auto offsets = offsets_of(c, keys);
+    if (offsets.empty()) continue;
+    Operand cu{keys ? "cu_seqlens_k" : "cu_seqlens",
+               Operand::index,
+               {int64_t(offsets.size())},
+               {{Axis::dp, R()}, {Axis::cp, R()}, {Axis::tp, R()}},
+               false};
+    cu.dtype_override = *dtype_from(c.text("index")), cu.fixed_dtype = true;
+    cu.stated.assign(offsets.begin(), offsets.end());
+    list.push_back(std::move(cu));
+  }
+  return list;
 }
 
 std::vector<Key> token_keys(const char* tokens) {
   Key t = linears::extent("tokens", "", 1, "real tokens; left out: the sum of docs, seq*batch");
   t.derive = [tokens](const Case& c) -> std::string {
-    if (packed(c)) return sum_of_list(c, "docs");
+    if (packed(c)) return sum_of_documents(c, false);
     return c.at("seq") > 0 ? std::to_string(c.at("seq") * c.at("batch")) : std::string(tokens);
   };
   Key layout{"layout", "contiguous",
              "which rows a cp rank owns: its block, or chunks r and 2p-1-r of each document "
              "(zigzag) or of the whole row"};
   layout.choices = {"contiguous", "zigzag", "zigzag_row"};
-  return {t, linears::extent("seq", "0", 0, "tensors are [seq,batch,..]; 0: [tokens,..]"),
+  return {t,
+          linears::extent("seq", "0", 0, "tensors are [seq,batch,..]; 0: [tokens,..]"),
           linears::extent("batch", "1", 1, "dim 1 where seq is given"),
-          list_key("docs", 0, "lengths of packed documents"), layout};
+          list_key("docs", 0, "lengths of packed documents"),
+          offsets_key("cu_seqlens", "in place of docs: where documents begin, then the end"),
+          layout};
 }
 
 Key kv_heads_key(bool cut_by_cp) {
@@ -122,16 +177,17 @@ std::vector<Key> mask_keys() {
           list_key("window", 2, "left,right: keys around the query's own position; -1: no limit")};
 }
 
-bool packed(const Case& c) { return !c.text("docs").empty(); }
+bool packed(const Case& c) { return !c.text("docs").empty() || !c.text("cu_seqlens").empty(); }
+bool own_keys(const Case& c) { return !offsets_of(c, true).empty(); }
 int64_t ranks(const Case& c) { return c.ranks(Axis::cp); }
 int64_t batch_of(const Case& c) { return c.at("seq") > 0 ? c.at("batch") : 1; }
 
 Packing packing(const Case& c, bool keys) {
-  const char* const key =
-      keys && c.has("kv_docs") && !c.text("kv_docs").empty() ? "kv_docs" : "docs";
+  const auto offsets = offsets_of(c, keys && own_keys(c));
   // A line that will be refused has operands, too.
-  auto lengths = parse_list(key, c.text(key));
-  for (int64_t& n : lengths) n = std::max<int64_t>(n, 0);
+  std::vector<int64_t> lengths;
+  for (size_t d = 1; d < offsets.size(); ++d)
+    lengths.push_back(std::max<int64_t>(offsets[d] - offsets[d - 1], 0));
   if (c.text("layout") == "zigzag") return pack_each(lengths, 2 * ranks(c));
   return pack_row(lengths, c.text("layout") == "contiguous" ? ranks(c) : 2 * ranks(c));
 }
@@ -181,11 +237,10 @@ std::vector<PackedToken> labels_of(const Case& c, bool keys) {
   return labels;
 }
 
-// Empty where keys lie in other rows than their queries: one list serves all operands.
-std::vector<int64_t> sequences_of(const Case& c) {
+std::vector<int64_t> sequences_of(const Case& c, const Operand& o) {
   std::vector<int64_t> list;
-  if (packed(c) && packing(c, true).lengths != packing(c, false).lengths) return list;
-  for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
+  for (const PackedToken& t : labels_of(c, o.name == "k" || o.name == "v"))
+    list.push_back(t.document);
   return list;
 }
 
@@ -303,8 +358,9 @@ std::vector<Operand> operands(const Case& c, Strategy strategy) {
   const Layout tokens = tokens_on(c, S(heads)), keys = key_heads_on(c, heads);
   std::vector<Operand> list{{"q", Operand::input, token_shape(c, false, {n, dk}), tokens},
                             {"k", Operand::input, token_shape(c, true, {g, dk}), keys},
-                            {"v", Operand::input, token_shape(c, true, {g, dv}), keys},
-                            {"o", Operand::output, token_shape(c, false, {n, dv}), tokens}};
+                            {"v", Operand::input, token_shape(c, true, {g, dv}), keys}};
+  for (Operand& cu : offset_operands(c)) list.push_back(std::move(cu));
+  list.push_back({"o", Operand::output, token_shape(c, false, {n, dv}), tokens});
   Operand lse{"lse", Operand::output, token_shape(c, false, {n}), tokens};
   // All-to-all leaves it where it was computed: cut by heads over tp and, inside, over cp.
   if (strategy == Strategy::alltoall) {
@@ -350,9 +406,12 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
     const auto b = reference::attention_bounds(a, attention_rounding(c), in[0].value, in[1].value,
                                                in[2].value, cot[0].value, cot[1].value);
     *gauges = {gauge_of(c, b.q), gauge_of(c, b.k, b.k_size), gauge_of(c, b.v, b.v_size)};
+    gauges->resize(in.size());
   }
-  return {
+  std::vector<Whole> gradients{
       {in[0].shape, std::move(d.q)}, {in[1].shape, std::move(d.k)}, {in[2].shape, std::move(d.v)}};
+  gradients.resize(in.size());  // none of cu_seqlens
+  return gradients;
 }
 
 // ---- Masks, pairs and sequences, for the checks that ask for them
@@ -445,13 +504,14 @@ std::vector<Key> keys(Strategy strategy) {
   std::vector<Key> list = token_keys("48");
   Key kv_tokens = extent("kv_tokens", "", 1, "keys where there are not as many as queries");
   kv_tokens.derive = [](const Case& c) {
-    return c.text("kv_docs").empty() ? c.text("tokens") : sum_of_list(c, "kv_docs");
+    return own_keys(c) ? sum_of_documents(c, true) : c.text("tokens");
   };
   Key v_dim = extent("v_dim", "", 1, "features of a value head; left out: head_dim");
   v_dim.derive = [](const Case& c) { return c.text("head_dim"); };
   for (Key& k : std::vector<Key>{
            kv_tokens,
            list_key("kv_docs", 0, "keys of packed documents where they are not their queries"),
+           offsets_key("cu_seqlens_k", "in place of kv_docs"), index_key(),
            extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv_heads_key(alltoall),
            replicated::copies_key(), extent("head_dim", "3", 1, "features of a query or key head"),
            v_dim, mask_keys()[0], mask_keys()[1],
@@ -514,6 +574,12 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
        crossed({name + " cp=2", name + " cp=4 layout=zigzag mask=causal",
                 name + " cp=2 layout=zigzag_row mask=causal lse_grad=on"},
                {"docs=7,1,8 kv_docs=5,3,12", "docs=4,0,6,5 kv_docs=0,7,2,5"}),
+       crossed({name + " cp=4 layout=zigzag mask=causal"},
+               {"docs=7,1,8 index=i32", "docs=0,5,0,0,7,0 index=i64",
+                "cu_seqlens=0,7,8,16 cu_seqlens_k=0,5,8,20 index=i32 strides=transposed"}),
+       {name + " cp=2 cu_seqlens=0,9,16 index=i64", name + " cp=2 docs=7,9 index=i64 dtype=bf16",
+        name + " cp=2 layout=zigzag_row docs=4,0,6,5 kv_docs=0,7,2,5 index=i64 mask=causal",
+        name + " tp=2 cp=2 docs=17,1 index=i32 window=3,2"},
        crossed({name + " cp=4 layout=zigzag mask=causal"}, heads),
        crossed({name + " cp=4 layout=zigzag mask=causal", name + " cp=2"},
                {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 docs=7,1,8",
@@ -522,7 +588,9 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
                 "seq=16 batch=2 dp=2", "kv_tokens=64", "kv_tokens=16 lse_grad=on"}),
        crossed({name + " cp=4 layout=zigzag mask=causal"},
                {"tokens=8", "tokens=8 heads=8 head_dim=1", "strides=transposed docs=7,1,8",
-                "strides=transposed seq=8 batch=3", "dtype=bf16 wire=bf16"}),
+                "strides=transposed seq=8 batch=3", "dtype=bf16 wire=bf16", "strides=expanded",
+                "strides=expanded lse_grad=on docs=7,1,8 dtype=f32", "strides=expanded_inputs",
+                "strides=expanded_inputs seq=8 batch=3 dtype=bf16"}),
        crossed({name + " cp=2 tp=2 layout=zigzag mask=causal"},
                {"", "docs=7,1,8", "order=cp,tp", "lse_grad=on"})});
   if (tier != "nightly") return ci;
@@ -535,30 +603,27 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
 }
 
 std::vector<std::string> illegal_of(const std::string& name) {
-  return crossed({name}, {"cp=4 tokens=10",
-                          "cp=4 layout=zigzag tokens=12",
-                          "cp=2 layout=zigzag seq=3 batch=4",
-                          "cp=2 docs=7,-1,10",
-                          "cp=2 docs=7,1,8 tokens=17",
-                          "cp=2 docs=0,0 tokens=1",
-                          "cp=2 layout=zigzag_row",
-                          "cp=2 docs=7,1,8 kv_tokens=8",
-                          "cp=2 docs=7,1,8 kv_docs=7,9",
-                          "cp=2 docs=7,1,8 kv_docs=7,-1,10",
-                          "cp=2 docs=7,1 kv_docs=0,0",
-                          "cp=2 kv_docs=7,1,40",
-                          "cp=2 docs=7,1,8 kv_docs=7,1,9 kv_tokens=16",
-                          "cp=2 kv_tokens=9",
-                          "cp=2 heads=8 kv_heads=3",
-                          "cp=2 window=-2,0",
-                          "cp=2 batch=2",
-                          "cp=2 dp=2",
-                          "cp=2 pp=2",
-                          "tp=4 heads=12 kv_heads=3",
-                          "tp=2 heads=8 kv_heads=4 kv_replicas=2",
-                          "cp=2 softcap=-1",
-                          "cp=2 softcap=1e-320",
-                          "cp=2 docs=7,1,8 seq=8 batch=2"});
+  return crossed(
+      {name},
+      {"cp=4 tokens=10", "cp=4 layout=zigzag tokens=12", "cp=2 layout=zigzag seq=3 batch=4",
+       "cp=2 docs=7,-1,10", "cp=2 docs=7,1,8 tokens=17", "cp=2 docs=0,0 tokens=1",
+       "cp=2 layout=zigzag_row", "cp=2 docs=7,1,8 kv_tokens=8", "cp=2 docs=7,1,8 kv_docs=7,9",
+       "cp=2 docs=7,1,8 kv_docs=7,-1,10", "cp=2 docs=7,1 kv_docs=0,0", "cp=2 kv_docs=7,1,40",
+       "cp=2 docs=7,1,8 kv_docs=7,1,9 kv_tokens=16", "cp=2 kv_tokens=9", "cp=2 heads=8 kv_heads=3",
+       "cp=2 window=-2,0", "cp=2 batch=2", "cp=2 dp=2", "cp=2 pp=2", "tp=4 heads=12 kv_heads=3",
+       "tp=2 heads=8 kv_heads=4 kv_replicas=2", "cp=2 softcap=-1", "cp=2 softcap=1e-320",
+       "cp=2 docs=7,1,8 seq=8 batch=2", "cp=2 scale=1e6", "cp=2 scale=-1e6 docs=7,1,8",
+       "cp=2 fill=large", "cp=2 docs=7,1,8 cu_seqlens=0,7,8,16",
+       "cp=2 docs=7,1,8 kv_docs=7,1,8 cu_seqlens_k=0,7,8,16", "cp=2 index=i32",
+       // Malformed as the subject gets them: they do not begin at 0, fall, end
+       // short and long, of queries and of keys.
+       "cp=2 cu_seqlens=1,8,9,17 index=i32", "cp=2 cu_seqlens=0,7,5,16 index=i64",
+       "cp=2 cu_seqlens=0,7,8,15 tokens=16 index=i32",
+       "cp=2 cu_seqlens=0,7,8,17 tokens=16 index=i64", "cp=2 cu_seqlens=0 tokens=16 index=i32",
+       "cp=2 docs=7,1,8 cu_seqlens_k=1,8,9,17 index=i64",
+       "cp=2 docs=7,1,8 cu_seqlens_k=0,7,5,16 index=i32",
+       "cp=2 docs=7,1,8 cu_seqlens_k=0,7,8,15 kv_tokens=16 index=i64",
+       "cp=2 docs=7,1,8 cu_seqlens_k=0,7,8,17 kv_tokens=16 index=i32"});
 }
 
 Contract attention(const char* name, Strategy strategy, const char* summary) {
@@ -586,7 +651,7 @@ Contract attention(const char* name, Strategy strategy, const char* summary) {
   c.pairs = pairs;
   c.sequences = sequences_of;
   // Loud scores switch between keys within steps that no finite difference takes.
-  c.stiff = [](const Case& line) { return number_of(line, "scale", 0) >= 10; };
+  c.stiff = [](const Case& line) { return std::abs(number_of(line, "scale", 0)) >= 10; };
   const std::string line = name;
   c.witnesses = {line + " cp=2 layout=zigzag mask=causal tokens=16 heads=4 kv_heads=2",
                  line + " cp=3 layout=zigzag mask=causal tokens=12 heads=6 kv_heads=3",

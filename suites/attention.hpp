@@ -13,15 +13,23 @@
 
 namespace shardproof::contexts {
 
-// tokens seq batch docs layout.
+// tokens seq batch docs cu_seqlens layout.
 std::vector<Key> token_keys(const char* tokens);
-Key list_key(const char* name, size_t entries, const char* help);  // entries 0: any number
+Key list_key(const char* name, size_t entries,
+             const char* help);  // entries 0: any number, added up
+Key offsets_key(const char* name, const char* help);
 Key number_key(const char* name, double least, double most, const char* help);
 Key scale_key();  // of scores
 Key base_key();   // of rotary angles
 
+// index=off|i32|i64: cu_seqlens, and cu_seqlens_k where keys have documents of their own, as
+// operands of that type.
+Key index_key();
+std::vector<Operand> offset_operands(const Case&);
+
 bool packed(const Case&);
 int64_t ranks(const Case&);               // of cp
+bool own_keys(const Case&);               // of documents with other counts of keys than of queries
 Packing packing(const Case&, bool keys);  // of docs, or of kv_docs where the line has them
 int64_t rows_of(const Case&, bool keys);  // extent of dim 0
 int64_t batch_of(const Case&);            // 1 where not seq
@@ -33,8 +41,8 @@ Layout tokens_on(const Case&, const Placement& tp, bool keys = false);
 // queries end with those of their keys.
 std::vector<PackedToken> labels_of(const Case&, bool keys);
 
-// By token of the queries, for the check `leak`.
-std::vector<int64_t> sequences_of(const Case&);
+// Of the tokens of an operand, for the checks `leak` and `mask`: keys lie in rows of their own.
+std::vector<int64_t> sequences_of(const Case&, const Operand&);
 
 // ---- What an attention states, and a layer around it
 

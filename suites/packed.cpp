@@ -75,7 +75,8 @@ std::vector<std::string> rotary_cases(const std::string& tier) {
                        "layout=zigzag_row docs=17,1,2", "layout=zigzag docs=7,1,8 dtype=f32"}),
        crossed({"rotary_context cp=4 layout=zigzag"},
                {"dtype=f32 tokens=4096 heads=2", "dtype=f16", "seq=8 batch=3", "head_dim=2",
-                "seq=16 batch=2 dp=2", "strides=transposed docs=9,7", "base=500000 head_dim=8"})});
+                "seq=16 batch=2 dp=2", "strides=transposed docs=9,7", "strides=expanded docs=9,7",
+                "strides=expanded_inputs dtype=f32", "base=500000 head_dim=8"})});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"dtype=f32 tokens=24576 heads=2", "docs=1,2,3,4,5,6,7",
                                        "layout=zigzag docs=1,2,3,4,5,6,7 dtype=bf16"})});
@@ -157,7 +158,11 @@ std::vector<Operand> loss_operands(const Case& c) {
   ids.dtype_override = DType::i64, ids.fixed_dtype = true, ids.below = c.at("vocab");
   Operand loss{"loss", Operand::output, {1}, scalar};
   loss.dtype_override = loss_type(c), loss.fixed_dtype = true;
-  return {{"logits", Operand::input, token_shape(c, false, {c.at("vocab")}), rows}, ids, loss};
+  std::vector<Operand> list{
+      {"logits", Operand::input, token_shape(c, false, {c.at("vocab")}), rows}, ids};
+  for (Operand& cu : offset_operands(c)) list.push_back(std::move(cu));
+  list.push_back(loss);
+  return list;
 }
 
 std::vector<Whole> loss_forward(const Case& c, std::span<const Whole> in,
@@ -192,9 +197,12 @@ std::vector<Whole> loss_backward(const Case& c, std::span<const Whole> in,
       const double factor = std::abs(g[i / size_t(c.at("vocab"))]);
       e[i] = factor * e[i] + 4 * u * (std::abs(d[i]) + factor * e[i]);
     }
-    *gauges = {gauge_of(c, e), {}};
+    *gauges = {gauge_of(c, e)};
+    gauges->resize(in.size());
   }
-  return {{in[0].shape, std::move(d)}, {}};
+  std::vector<Whole> gradients{{in[0].shape, std::move(d)}};
+  gradients.resize(in.size());
+  return gradients;
 }
 
 std::vector<Traffic> loss_traffic(const Case& c, const std::string&, int) {
@@ -212,6 +220,7 @@ std::vector<Key> loss_keys() {
   keys.push_back(extent("vocab", "11", 2, "classes"));
   keys.push_back(
       extent("prompt", "1", 0, "document d masks its first prompt * (1 + d mod 3) tokens"));
+  keys.push_back(index_key());
   Key how{"normalise", "tokens",
           "tokens: all tokens alike; groups: mean of each dp rank's own mean"};
   how.choices = {"tokens", "groups"};
@@ -234,7 +243,11 @@ std::vector<std::string> loss_cases(const std::string& tier) {
        crossed({"loss_packed cp=2 dp=2 seq=8 batch=4"},
                {"prompt=3", "prompt=3 normalise=groups", "prompt=0 layout=zigzag dtype=f32"}),
        crossed({"loss_packed cp=4 layout=zigzag"},
-               {"docs=9,7 prompt=2", "dtype=f16", "docs=7,8,9 strides=transposed", "vocab=2"}),
+               {"docs=9,7 prompt=2", "dtype=f16", "docs=7,8,9 strides=transposed", "vocab=2",
+                "docs=7,8,9 strides=expanded", "strides=expanded_inputs dtype=f32",
+                "docs=7,1,8 index=i32", "cu_seqlens=0,0,5,5,14 index=i64 strides=transposed"}),
+       {"loss_packed cp=2 docs=9,7 index=i64", "loss_packed cp=2 docs=7,9 index=i64",
+        "loss_packed cp=4 layout=zigzag_row docs=17,1,2 index=i32 dtype=bf16"},
        // A dp rank whose tokens are all masked: its count is taken for 1.
        {"loss_packed cp=2 dp=2 seq=4 batch=2 prompt=2 normalise=groups",
         "loss_packed dp=2 seq=4 batch=2 prompt=2"}});
@@ -257,8 +270,16 @@ Contract loss_packed() {
   c.backward = loss_backward;
   c.traffic = loss_traffic;
   c.cases = loss_cases;
-  c.illegal = {"loss_packed cp=4 tokens=10", "loss_packed tp=2", "loss_packed cp=2 docs=7,-1,8",
-               "loss_packed dp=2", "loss_packed cp=2 docs=7,1 tokens=9"};
+  c.illegal = {"loss_packed cp=4 tokens=10",
+               "loss_packed tp=2",
+               "loss_packed cp=2 docs=7,-1,8",
+               "loss_packed dp=2",
+               "loss_packed cp=2 docs=7,1 tokens=9",
+               "loss_packed cp=2 index=i32",
+               "loss_packed cp=2 cu_seqlens=1,8,9,17 index=i32",
+               "loss_packed cp=2 cu_seqlens=0,7,5,16 index=i64",
+               "loss_packed cp=2 cu_seqlens=0,7,8,15 tokens=16 index=i64",
+               "loss_packed cp=2 cu_seqlens=0,7,8,17 tokens=16 index=i32"};
   c.witnesses = {"loss_packed cp=2 layout=zigzag docs=7,1,8",
                  "loss_packed cp=3 layout=zigzag docs=7,1,8",
                  "loss_packed cp=4 layout=zigzag docs=7,1,8",
@@ -297,7 +318,8 @@ std::vector<std::string> exchange_cases(const std::string& tier) {
                                    "layout=zigzag_row docs=17,1,2", "dtype=f32"}),
                    crossed({"zigzag_exchange cp=4"},
                            {"strides=transposed", "docs=9,7 strides=transposed", "seq=8 batch=3",
-                            "dtype=f16", "tokens=8", "features=1"})});
+                            "strides=expanded", "strides=expanded_inputs docs=9,7", "dtype=f16",
+                            "tokens=8", "features=1"})});
 }
 
 Contract zigzag_exchange() {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/drawn.hpp"
 
 namespace shardproof::judging {
 
@@ -276,8 +277,9 @@ bool must_round(const Gauge& g, size_t i) {
 
 bool rounds_at_random(const Evidence& e, const Feed& feed, const Gauge& g) {
   const Precision p = precision_of(*e.line, e.declared);
-  return (feed.fill == Fill::normal || feed.fill == Fill::large) && p.u_acc > 0x1p-53 &&
-         p.u_out <= p.u_acc && !g.magnitude.empty() && g.squares.size() == g.magnitude.size();
+  return !expands(*e.line) && (feed.fill == Fill::normal || feed.fill == Fill::large) &&
+         p.u_acc > 0x1p-53 && p.u_out <= p.u_acc && !g.magnitude.empty() &&
+         g.squares.size() == g.magnitude.size();
 }
 
 // True where more than 64 elements that are rounded several times all hold the correctly rounded

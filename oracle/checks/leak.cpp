@@ -20,20 +20,25 @@ namespace {
 
 constexpr int64_t padding = -1;
 
-std::set<int64_t> sequences_of(const Contract& c, const Case& line) {
-  const auto list = c.sequences(line);
-  return {list.begin(), list.end()};
+bool has_tokens(const Operand& o) { return o.role == Operand::input || o.role == Operand::output; }
+
+// Of all operands: a document may have queries and no keys.
+std::set<int64_t> all_sequences(const Contract& c, const Case& line,
+                                const std::vector<Operand>& operands) {
+  std::set<int64_t> all;
+  for (const Operand& o : operands)
+    if (has_tokens(o))
+      for (int64_t sequence : c.sequences(line, o)) all.insert(sequence);
+  return all;
 }
 
 bool due(const Contract& c, const Case& line, const Declared&) {
-  return c.sequences != nullptr && sequences_of(c, line).size() > 1;
+  return c.sequences != nullptr && all_sequences(c, line, c.operands(line)).size() > 1;
 }
 
 std::string shot_of(int64_t sequence) {
   return "leak:" + (sequence == padding ? std::string("padding") : std::to_string(sequence));
 }
-
-bool has_tokens(const Operand& o) { return o.role == Operand::input || o.role == Operand::output; }
 
 // Tokens are the leading dims: an element's token is its place divided by the elements of a token.
 int64_t elements_of_token(const Operand& o, const std::vector<int64_t>& sequences) {
@@ -41,8 +46,9 @@ int64_t elements_of_token(const Operand& o, const std::vector<int64_t>& sequence
 }
 
 std::vector<double> disturbed(const Evidence& e, int operand, const Feed& feed, bool cotangent,
-                              int64_t sequence, const std::vector<int64_t>& sequences) {
+                              int64_t sequence) {
   const Operand& o = e.operands[size_t(operand)];
+  const auto sequences = e.contract->sequences(*e.line, o);
   auto value = filled(e, feed, operand, cotangent);
   const double loud = e.line->dtype() == DType::f16 ? 0x1p6 : 0x1p36;
   const int64_t row = elements_of_token(o, sequences);
@@ -54,8 +60,7 @@ std::vector<double> disturbed(const Evidence& e, int operand, const Feed& feed, 
 }
 
 void plan(const Evidence& e, std::vector<Shot>& shots) {
-  const auto sequences = e.contract->sequences(*e.line);
-  for (int64_t sequence : sequences_of(*e.contract, *e.line)) {
+  for (int64_t sequence : all_sequences(*e.contract, *e.line, e.operands)) {
     Shot s = shots.at(0);
     s.name = shot_of(sequence);
     Feed& feed = s.feeds.at(0);
@@ -64,7 +69,7 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
       const Operand& o = e.operands[size_t(i)];
       const bool output = i >= e.inputs;
       if (!has_tokens(o) || (output && !o.gradient)) continue;
-      feed.given.push_back({i, disturbed(e, i, base, output, sequence, sequences)});
+      feed.given.push_back({i, disturbed(e, i, base, output, sequence)});
     }
     shots.push_back(std::move(s));
   }
@@ -103,8 +108,9 @@ Finding reached(const Evidence& e, const ResultTensor& t, int rank, int64_t at, 
 
 // Results of one tensor on one rank in the disturbed shot against those of the base shot.
 void compare_tensor(const Evidence& e, const ResultTensor& want, const ResultTensor& got, int rank,
-                    int64_t sequence, const std::vector<int64_t>& sequences, Reach& reach) {
+                    int64_t sequence, Reach& reach) {
   const Operand& o = e.operands[size_t(want.operand)];
+  const auto sequences = e.contract->sequences(*e.line, o);
   const Layout layout = judging::result_layout(o, want.gradient);
   const auto indices = whole_indices(o.shape, layout, e.mesh, rank);
   const int64_t row = elements_of_token(o, sequences);
@@ -142,10 +148,9 @@ void compare_tensor(const Evidence& e, const ResultTensor& want, const ResultTen
 
 CheckResult judge(const Evidence& e) {
   if (auto f = judging::incomplete(e, "base")) return judging::conclude("leak", 0, {*f});
-  const auto sequences = e.contract->sequences(*e.line);
   std::vector<Finding> findings;
   Reach all;
-  for (int64_t sequence : sequences_of(*e.contract, *e.line)) {
+  for (int64_t sequence : all_sequences(*e.contract, *e.line, e.operands)) {
     const int shot = e.find_shot(shot_of(sequence));
     if (auto f = judging::incomplete(e, shot_of(sequence)))
       return judging::conclude("leak", 0, {*f});
@@ -155,7 +160,7 @@ CheckResult judge(const Evidence& e) {
         if (!has_tokens(e.operands[size_t(want.operand)])) continue;
         const ResultTensor* got = e.result(r, shot, want.step, want.operand, want.gradient);
         if (got && got->bytes.size() == want.bytes.size())
-          compare_tensor(e, want, *got, r, sequence, sequences, reach);
+          compare_tensor(e, want, *got, r, sequence, reach);
       }
     all.compared += reach.compared;
     all.ratio = std::max(all.ratio, reach.ratio);

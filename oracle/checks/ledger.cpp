@@ -20,7 +20,7 @@ bool in_phase(const LedgerEntry& c, bool backward) {
                   : c.phase == Phase::forward;
 }
 
-// "tp" or "tp,cp" -> its members through the rank; "world" -> all. Empty for a part of a group
+// "tp" or "rep,cp" -> its members through the rank; "world" -> all. Empty for a part of a group
 // ("tp/2"), whose members its label alone does not give.
 std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank) {
   std::vector<int> members;
@@ -28,11 +28,11 @@ std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank
     for (int r = 0; r < mesh.world(); ++r) members.push_back(r);
     return members;
   }
-  if (label == name(Axis::rep)) return mesh.group({Axis::rep}, rank);
   std::vector<Axis> axes;
   for (size_t at = 0; at <= label.size();) {
     const size_t comma = std::min(label.find(',', at), label.size());
-    const auto axis = axis_from(std::string_view(label).substr(at, comma - at));
+    const auto word = std::string_view(label).substr(at, comma - at);
+    const auto axis = word == name(Axis::rep) ? Axis::rep : axis_from(word);
     if (!axis) return {};
     axes.push_back(*axis);
     at = comma + 1;

@@ -38,11 +38,17 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
   shots.push_back(std::move(s));
 }
 
-std::string sequence_text(const Evidence& e, const std::vector<int64_t>& sequences, int64_t token) {
+// By token of the operand of that name; empty where the contract tells none.
+std::vector<int64_t> sequences_of(const Evidence& e, const std::string& operand) {
+  for (const Operand& o : e.operands)
+    if (o.name == operand && e.contract->sequences) return e.contract->sequences(*e.line, o);
+  return {};
+}
+
+std::string sequence_text(const std::vector<int64_t>& sequences, int64_t token) {
   if (size_t(token) >= sequences.size()) return "";
   const int64_t s = sequences[size_t(token)];
-  if (s < 0) return " (padding)";
-  return e.contract->sequences ? fmt::format(" (sequence {})", s) : "";
+  return s < 0 ? " (padding)" : fmt::format(" (sequence {})", s);
 }
 
 Finding found(const judging::SeenRow& row, std::string message, std::string means) {
@@ -60,9 +66,9 @@ Finding found(const judging::SeenRow& row, std::string message, std::string mean
 }
 
 // What is wrong with a row; empty where nothing is.
-std::optional<Finding> wrong_row(const Evidence& e, const judging::SeenRow& row,
-                                 const std::vector<uint8_t>& visible,
-                                 const std::vector<int64_t>& sequences) {
+std::optional<Finding> wrong_row(const judging::SeenRow& row, const std::vector<uint8_t>& visible,
+                                 const std::vector<int64_t>& of_queries,
+                                 const std::vector<int64_t>& of_keys) {
   if (!row.unreadable.empty())
     return found(row, row.unreadable,
                  "keys are weighted unequally although all scores are equal, or visited twice");
@@ -70,14 +76,13 @@ std::optional<Finding> wrong_row(const Evidence& e, const judging::SeenRow& row,
   for (size_t j = 0; j < keys; ++j) {
     const bool due = visible[size_t(row.query) * keys + j] != 0, met = row.keys[j] != 0;
     if (due == met) continue;
-    return found(
-        row,
-        fmt::format("query {}{} of head {} {} key {}{}", row.query,
-                    sequence_text(e, sequences, row.query), row.head, met ? "sees" : "does not see",
-                    j, sequence_text(e, sequences, int64_t(j))),
-        met ? "the mask shows more than it should: look at positions, window and "
-              "sequence of this pair"
-            : "a key is hidden or its block was never visited");
+    return found(row,
+                 fmt::format("query {}{} of head {} {} key {}{}", row.query,
+                             sequence_text(of_queries, row.query), row.head,
+                             met ? "sees" : "does not see", j, sequence_text(of_keys, int64_t(j))),
+                 met ? "the mask shows more than it should: look at positions, window and "
+                       "sequence of this pair"
+                     : "a key is hidden or its block was never visited");
   }
   return std::nullopt;
 }
@@ -87,13 +92,12 @@ CheckResult judge(const Evidence& e) {
   if (seen.incomplete) return judging::conclude("mask", 0, {*seen.incomplete});
   if (auto f = judging::incomplete(e, opposed)) return judging::conclude("mask", 0, {*f});
   const auto visible = e.contract->visible(*e.line);
-  const auto sequences =
-      e.contract->sequences ? e.contract->sequences(*e.line) : std::vector<int64_t>{};
+  const auto of_queries = sequences_of(e, "q"), of_keys = sequences_of(e, "k");
   std::optional<Finding> first;
   int64_t compared = 0, wrong = 0;
   for (const judging::SeenRow& row : seen.rows) {
     compared += int64_t(row.keys.size());
-    auto f = wrong_row(e, row, visible, sequences);
+    auto f = wrong_row(row, visible, of_queries, of_keys);
     if (!f) continue;
     ++wrong;
     if (!first)

@@ -10,6 +10,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
+#include "oracle/drawn.hpp"
 
 namespace shardproof {
 namespace {
@@ -129,8 +130,7 @@ std::vector<double> filled(const Evidence& e, const Feed& feed, int operand, boo
   const Operand& o = e.operands[size_t(operand)];
   const auto shape = whole_shape(o.shape, cotangent ? dual(o.layout) : o.layout, e.mesh);
   const auto draw = [&] {
-    return draw_whole({feed.fill, feed.seed, feed.range, o.contraction},
-                      cotangent ? "cotangent of " + o.name : o.name, e.dtype_of(o), shape);
+    return drawn_whole({*e.line, o, cotangent, feed, e.dtype_of(o), shape});
   };
   if (product(shape) > most_kept) return draw();
   return e.kept->get<std::vector<double>>(
@@ -155,15 +155,6 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
       for (double v : g.value) w.value.push_back(round_to(v, dtype));
       return w;
     }
-  if (cotangent && !o.gradient) {
-    w.value.assign(size_t(product(w.shape)), 0.0);
-    return w;
-  }
-  if (o.below > 0 && !cotangent) {
-    for (int64_t i = 0; i < product(w.shape); ++i)
-      w.value.push_back(draw_index(feed.seed, o.name, o.below, i));
-    return w;
-  }
   w.value = filled(e, feed, operand, cotangent);
   return w;
 }

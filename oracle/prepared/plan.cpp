@@ -10,6 +10,7 @@
 #include "oracle/checks/pairing.hpp"
 #include "oracle/command.hpp"
 #include "oracle/cost.hpp"
+#include "oracle/drawn.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/run.hpp"
 
@@ -153,14 +154,9 @@ std::vector<std::byte> fed(const Plan& plan, const Pass& pass, const Step& step,
   const auto indices = whole_indices(o.shape, layout, e.mesh, rank);
   std::vector<std::byte> bytes(indices.size() * size_of(dtype));
   const auto put = [&](size_t i, double v) { store(bytes.data() + i * size_of(dtype), dtype, v); };
-  const auto is_this = [&](const auto& g) { return g.operand == n.operand; };
-  const bool plain = o.below == 0 && (!n.gradient || o.gradient) &&
-                     std::none_of(feed.basis.begin(), feed.basis.end(), is_this) &&
-                     std::none_of(feed.given.begin(), feed.given.end(), is_this);
-  if (plain) {  // a large tensor is never drawn as a whole
-    const auto values = draw_at({feed.fill, feed.seed, feed.range, o.contraction},
-                                n.gradient ? "cotangent of " + o.name : o.name, dtype,
-                                whole_shape(o.shape, layout, e.mesh), indices);
+  if (is_drawn(feed, n.operand)) {  // a large tensor is never drawn as a whole
+    const auto shape = whole_shape(o.shape, layout, e.mesh);
+    const auto values = drawn_at({*plan.line, o, n.gradient, feed, dtype, shape}, indices);
     for (size_t i = 0; i < indices.size(); ++i) put(i, values[i]);
     return bytes;
   }

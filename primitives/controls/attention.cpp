@@ -259,6 +259,29 @@ struct RingReversed final : AttentionRing {
   int direction() const override { return -1; }
 };
 
+// ---- Views
+
+View as_dense(const View& v) { return view_of(v.data, v.dtype, v.shape, v.space); }
+
+// The cotangent is read as if it were dense: one that stands for a sum is one number at stride 0.
+struct CotangentReadDensely final : AttentionRing {
+  void backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    const View dense[] = {as_dense(cotangents[0]), as_dense(cotangents[1])};
+    AttentionRing::backward(rank, saved, dense, gradients);
+  }
+};
+
+// Inputs are: heads that an expand repeats lie in memory once.
+struct InputsReadDensely final : AttentionRing {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    std::vector<View> dense;
+    for (const View& v : inputs) dense.push_back(as_dense(v));
+    return AttentionRing::forward(rank, dense, outputs);
+  }
+};
+
 // ---- All-to-all
 
 // Blocks are put together along the batch, and the buffer is read in the due shape.
@@ -377,6 +400,12 @@ const Row rows[] = {
     {"attention_hierarchical", "inner_group_strided", kernel<InnerGroupStrided>, "forward,ledger",
      "", "runs of ranks taken along the other axis of the same group", zigzag4,
      "cp=4, inner=2, causal or a window (full: ledger only)"},
+    {ring, "expanded_cotangent_read_densely", kernel<CotangentReadDensely>, "gradient",
+     "forward,ledger", "Dao-AILab/flash-attention 355, facebookresearch/xformers 282",
+     "cp=2 layout=zigzag mask=causal strides=expanded", "a cotangent of stride 0"},
+    {ring, "expanded_input_read_densely", kernel<InputsReadDensely>, "forward", "ledger",
+     "Dao-AILab/flash-attention 355", "cp=2 layout=zigzag mask=causal strides=expanded_inputs",
+     "an input of stride 0"},
     {ring, "ring_reversed_full_mask", kernel<RingReversed>, "ledger", "forward,gradient",
      "a ring that turns the other way, right in value", "cp=4", "p >= 3", true},
 };

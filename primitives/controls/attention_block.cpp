@@ -133,6 +133,47 @@ struct WholeBiasSummed final : AttentionBlock {
   }
 };
 
+// ---- Key heads that ranks of tp share
+
+// The own query heads' part of dWk and dWv is taken for the whole.
+struct CopiesLeftLocal final : AttentionBlock {
+  std::vector<Axis> copies_summed_over(const Case& line) const override {
+    return axes_of_weights(line);
+  }
+};
+struct CopiesAveraged final : AttentionBlock {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    const bool copies = !axes.empty() && axes[0] == Axis::rep;
+    coalesced_all_reduce(p, parts, axes, copies ? Reduce::avg : Reduce::sum);
+  }
+};
+// Summed over ranks that hold other heads as well.
+struct CopiesOverTp final : AttentionBlock {
+  std::vector<Axis> copies_summed_over(const Case& line) const override {
+    std::vector<Axis> axes = axes_of_copies(line);
+    axes[0] = Axis::tp;
+    return axes;
+  }
+};
+
+// What comes through the query heads is reduced over tp, what comes through the key heads is not.
+struct InputOfKeysLeftLocal final : AttentionBlock {
+  void reduce_input_gradient(Parallel& p, const View& of_queries, const View& of_keys,
+                             const View& dx) override {
+    const View nothing = p.workspace(of_keys.dtype, of_keys.shape);
+    set_zero(nothing);
+    AttentionBlock::reduce_input_gradient(p, of_queries, nothing, dx);
+    add_into(p.sp ? own_block(p, of_keys, 0) : of_keys, dx);
+  }
+};
+
+// Key heads are dealt to ranks in turn, query heads in blocks.
+struct GroupsInTurn final : AttentionBlock {
+  int64_t first_group(const HeadPlan& h, int rank) const override {
+    return rank * h.own_kv() % h.kv_heads;
+  }
+};
+
 template <class Twin>
 std::unique_ptr<Kernel> twin() {
   return std::make_unique<Twin>();
@@ -141,6 +182,7 @@ std::unique_ptr<Kernel> twin() {
 using controls::Row;
 
 const char* const block = "attention_block";
+const char* const shared = "tp=4 kv_heads=2 mask=causal";
 const char* const mixed = "tp=2 cp=2 sp=on layout=zigzag mask=causal";
 
 const Row rows[] = {
@@ -165,6 +207,17 @@ const Row rows[] = {
     {block, "out_bias_summed_without_sp", twin<WholeBiasSummed>, "gradient,ledger",
      "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=2 cp=2 layout=zigzag mask=causal",
      "sp=off; ratio tp"},
+    {block, "kv_replica_weight_partial", twin<CopiesLeftLocal>, "replica,gradient,ledger",
+     "forward", "bigcode-project/Megatron-LM 35", shared, "kv_heads < tp"},
+    {block, "kv_replica_weight_averaged", twin<CopiesAveraged>, "gradient,ledger",
+     "forward,replica", "bigcode-project/Megatron-LM 35", shared, "kv_heads < tp; ratio 1/rep"},
+    {block, "kv_replica_weight_summed_over_tp", twin<CopiesOverTp>, "gradient,ledger", "forward",
+     "bigcode-project/Megatron-LM 35", shared, "1 < kv_heads < tp"},
+    {block, "kv_replica_input_partial", twin<InputOfKeysLeftLocal>, "gradient", "forward,ledger",
+     "bigcode-project/Megatron-LM 37", shared, "kv_heads < tp"},
+    {block, "kv_groups_in_turn", twin<GroupsInTurn>, "forward", "gradcheck,ledger",
+     "NVIDIA/TransformerEngine 1044", "tp=4 kv_heads=2 form=gather mask=causal",
+     "1 < kv_heads < tp"},
 };
 
 }  // namespace

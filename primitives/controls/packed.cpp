@@ -121,6 +121,39 @@ struct PlanByShape final : OtherLabels {
   mutable std::map<std::pair<int64_t, size_t>, std::vector<Label>> plans_;
 };
 
+// Keys are told apart by the offsets of the queries.
+struct QueryOffsetsForKeys final : OtherLabels {
+  std::vector<Label> labels(const ContextLine& c) const override { return labels_of_documents(c); }
+};
+
+// ---- Offsets as operands
+
+// Offsets are taken as they come: nobody asks whether they begin at 0, rise and end with the
+// tokens.
+struct OffsetsUnchecked : AttentionRing {
+  ContextLine accepted(const Case& line, std::span<const View> cu_seqlens) const override {
+    ContextLine c(line);
+    const auto offsets = as_read(cu_seqlens[0]);
+    c.documents.clear();
+    for (size_t d = 1; d < offsets.size(); ++d)
+      c.documents.push_back(std::max<int64_t>(offsets[d] - offsets[d - 1], 0));
+    c.key_documents = c.documents;
+    return c;
+  }
+  virtual std::vector<int64_t> as_read(const View& cu_seqlens) const {
+    return downloaded(cu_seqlens);
+  }
+};
+
+// int64 offsets are read as int32: every second one is the upper half of a number.
+struct OffsetsNarrow final : OffsetsUnchecked {
+  std::vector<int64_t> as_read(const View& cu_seqlens) const override {
+    View narrow = cu_seqlens;
+    narrow.dtype = DType::i32;
+    return downloaded(narrow);
+  }
+};
+
 // ---- Rows of padding, rows beyond a plan
 
 // Calls visit(row of the view, label) for the own tokens.
@@ -310,6 +343,14 @@ const Row rows[] = {
     {ring, "metadata_cached", ring_with<PlanByShape>, "forward", "gradcheck,ledger",
      "NVIDIA/TransformerEngine, fused path", "cp=2 layout=zigzag mask=causal docs=5,7",
      "the second of two batches of one shape"},
+    {ring, "query_offsets_for_keys", ring_with<QueryOffsetsForKeys>, "leak,forward",
+     "gradcheck,ledger", "vllm-project/vllm-omni 3525", "cp=2 docs=7,1,8 kv_docs=5,3,8",
+     "documents with other counts of keys than of queries"},
+    {ring, "offsets_unchecked", kernel<OffsetsUnchecked>, "rejection", "",
+     "a packing that ends short, taken as it comes", "cp=2 cu_seqlens=0,7,8,15 tokens=16 index=i32",
+     "malformed cu_seqlens as operands"},
+    {ring, "offsets_in_32_bits", kernel<OffsetsNarrow>, "forward", "ledger",
+     "int64 cu_seqlens in a kernel of int32", "cp=2 docs=7,1,8 index=i64", "index=i64"},
 
     {rotary, "positions_not_reset", kernel<PositionsRunOn>, "forward", "gradcheck",
      "NVIDIA/Megatron-LM 5243", "cp=4 layout=zigzag docs=7,1,8", "2 documents"},

@@ -21,6 +21,12 @@ int upload(void* to, const void* from, size_t bytes, void* stream) {
                          static_cast<cudaStream_t>(stream));
 }
 
+int download(void* to, const void* from, size_t bytes, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  const cudaError_t code = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s);
+  return code ? code : cudaStreamSynchronize(s);
+}
+
 int create_stream(void** stream) {
   return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
 }

@@ -35,6 +35,10 @@ int upload(void* to, const void* from, size_t bytes, void*) {
   std::memcpy(to, from, bytes);
   return 0;
 }
+int download(void* to, const void* from, size_t bytes, void*) {
+  std::memcpy(to, from, bytes);
+  return 0;
+}
 
 int create_stream(void** stream) {
   *stream = nullptr;

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "fixtures/random.hpp"
+#include "fixtures/sharding.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
 #include "reference/attention_block.hpp"
@@ -154,6 +155,38 @@ TEST(AttentionBlockOnRanks, WhatMeetsTokensOneByOneAsksCpForNothing) {
   EXPECT_EQ(run("norm_sequence cp=4").forward, Calls{});
   for (const std::string& call : run("mlp tp=2 cp=2 sp=on").forward)
     EXPECT_EQ(call.substr(0, 3), "tp ");
+}
+
+// Four ranks of tp, two key heads: ranks 0, 1 hold the first and sum its gradients, and cp sums
+// with them. Gathered, no weight is shared.
+TEST(AttentionBlockOnRanks, RanksThatShareKeyHeadsSumTheirGradientsOnce) {
+  const std::string line = "attention_block tp=4 kv_heads=2 mask=causal";
+  const Ran replica = run(line), gather = run(line + " form=gather");
+  EXPECT_EQ(replica.failed + gather.failed, "");
+  EXPECT_EQ(replica.forward, (Calls{"tp all_reduce"}));
+  EXPECT_EQ(replica.backward, (Calls{"tp all_reduce", "rep all_reduce"}));
+  EXPECT_EQ(gather.forward, (Calls{"tp all_gather", "tp all_reduce"}));
+  EXPECT_EQ(gather.backward, (Calls{"tp reduce_scatter", "tp all_reduce"}));
+  const Ran both = run("attention_block tp=2 cp=2 kv_heads=1 mask=causal");
+  EXPECT_EQ(both.failed, "");
+  EXPECT_EQ(Calls(both.backward.end() - 2, both.backward.end()),
+            (Calls{"rep,cp all_reduce", "cp all_reduce"}));
+}
+
+// Rows of d = 2: rank 2 of 4 has query heads 4, 5 and, like rank 3, key head 1; the fused weight
+// q0 .. q3 k0 v0 q4 .. q7 k1 v1 is cut in blocks of three heads.
+TEST(AttentionBlockOnRanks, RowsOfKeyHeadsThatRanksShare) {
+  const auto rows = [](const std::string& words, size_t operand, int rank) {
+    const Case line =
+        parse("attention_block tp=4 kv_heads=2 head_dim=2 hidden=1 " + words, families());
+    const Operand o = families().contract(line.contract).operands(line)[operand];
+    return whole_indices(o.shape, o.layout, line.mesh(), rank);
+  };
+  using Rows = std::vector<int64_t>;
+  EXPECT_EQ(rows("", 1, 2), (Rows{8, 9, 10, 11}));
+  for (size_t part : {2, 3})
+    for (int rank : {2, 3}) EXPECT_EQ(rows("", part, rank), (Rows{2, 3}));
+  EXPECT_EQ(rows("form=gather", 1, 2), (Rows{12, 13, 14, 15, 16, 17}));
 }
 
 // With sequence parallelism alone the core sees the keys of every rank of tp, and asks cp nothing.

@@ -103,7 +103,7 @@ TEST(ContextLine, NamesTheRowsAndTokensOfTheJudge) {
       const primitives::ContextLine c(line);
       const Operand q = contract_of(line).operands(line)[0];
       EXPECT_EQ(c.rows, q.shape[0]);
-      const auto sequences = contract_of(line).sequences(line);
+      const auto sequences = contract_of(line).sequences(line, q);
       for (int r = 0; r < p; ++r) {
         const auto rows = primitives::owned_rows(c, c.rows, r);
         Rows judged;
@@ -115,6 +115,93 @@ TEST(ContextLine, NamesTheRowsAndTokensOfTheJudge) {
           EXPECT_EQ(labels[i].sequence, sequences[size_t(rows[i])]);
       }
     }
+}
+
+// ---- Scores beyond the reach of exp
+
+TEST(Refusals, AChoiceOfOneKeyJudgesNoGradient) {
+  for (const char* line : {"attention_ring cp=2 scale=1e6", "attention_allgather scale=-1e6",
+                           "attention_ring cp=2 fill=large", "attention_block scale=1000",
+                           "attention_block fill=large"})
+    EXPECT_NE(refusal(line).find("softmax more than one key"), std::string::npos) << line;
+  // 1e-6 x 2^40 = 1.1e6; 2^12 / sqrt 3 = 2365 in f16; 5e-10 x 2^40 = 550.
+  EXPECT_NE(refusal("attention_ring cp=2 fill=large scale=1e-6"), "");
+  EXPECT_NE(refusal("attention_ring cp=2 fill=large dtype=f16"), "");
+  EXPECT_EQ(refusal("attention_ring cp=2 fill=large scale=5e-10"), "");
+  EXPECT_EQ(refusal("attention_ring cp=2 scale=1000"), "");
+  EXPECT_EQ(refusal("attention_block scale=100"), "");
+}
+
+// ---- Offsets of documents
+
+TEST(Offsets, AreOperandsOfTheTypeThatTheLineSays) {
+  const Case line = line_of("attention_ring cp=2 docs=7,1,8 kv_docs=5,3,12 index=i32");
+  const auto operands = contract_of(line).operands(line);
+  ASSERT_EQ(operands.size(), 7u);
+  for (const auto& [at, name, offsets] :
+       {std::tuple{3, "cu_seqlens", Numbers{0, 7, 8, 16}}, {4, "cu_seqlens_k", {0, 5, 8, 20}}}) {
+    const Operand& o = operands[size_t(at)];
+    EXPECT_EQ(o.name, name);
+    EXPECT_EQ(o.role, Operand::index);
+    EXPECT_EQ(o.dtype_override, DType::i32);
+    EXPECT_EQ(o.stated, offsets);
+    EXPECT_EQ(o.shape, (Shape{4}));
+  }
+  const Case loss = line_of("loss_packed cp=2 docs=0,5 index=i64");
+  EXPECT_EQ(contract_of(loss).operands(loss)[2].stated, (Numbers{0, 0, 5}));
+  EXPECT_EQ(contract_of(loss).operands(loss)[2].dtype_override, DType::i64);
+}
+
+TEST(Offsets, StandForLengths) {
+  const Case lengths = line_of("attention_ring cp=2 docs=7,1,8 kv_docs=5,3,12"),
+             offsets = line_of("attention_ring cp=2 cu_seqlens=0,7,8,16 cu_seqlens_k=0,5,8,20");
+  EXPECT_EQ(offsets.at("tokens"), 16);
+  EXPECT_EQ(offsets.at("kv_tokens"), 20);
+  EXPECT_EQ(contract_of(lengths).visible(lengths), contract_of(offsets).visible(offsets));
+  EXPECT_EQ(primitives::ContextLine(offsets).documents, (Rows{7, 1, 8}));
+  EXPECT_EQ(primitives::ContextLine(offsets).key_documents, (Rows{5, 3, 12}));
+}
+
+// From the line, and from the tensor that a kernel is handed.
+TEST(Offsets, MalformedOnesAreRefusedWithDocumentAndNumbers) {
+  struct Wrong {
+    const char* offsets;
+    std::vector<std::string> says;
+  };
+  for (const Wrong& w : {Wrong{"1,8,9,17", {"begin with 0", "document 0 beginning at 1"}},
+                         Wrong{"0,7,5,16", {"never fall", "document 1 of -2 tokens, from 7 to 5"}},
+                         Wrong{"0,7,8,15", {"end with all 16 tokens", "document 2 ending at 15"}},
+                         Wrong{"0,7,8,17", {"end with all 16 tokens", "document 2 ending at 17"}},
+                         Wrong{"0", {"one document at least"}}}) {
+    const std::string said =
+        refusal("attention_ring cp=2 tokens=16 index=i64 cu_seqlens=" + std::string(w.offsets));
+    for (const std::string& part : w.says)
+      EXPECT_NE(said.find(part), std::string::npos) << part << "\n" << said;
+    const auto list = parse_list("cu_seqlens", w.offsets);
+    for (const DType dtype : {DType::i32, DType::i64}) {
+      Buffer tensor(dtype, {int64_t(list.size())}, Strides::transposed);
+      fill_from(tensor.view(), Numbers(list.begin(), list.end()));
+      const View views[] = {tensor.view()};
+      try {
+        primitives::context_of(line_of("attention_ring cp=2 docs=7,1,8 index=i64"), views);
+        ADD_FAILURE() << w.offsets;
+      } catch (const Rejected& e) {
+        EXPECT_EQ(e.what(), said);
+      }
+    }
+  }
+}
+
+// A kernel goes by the tensor and not by the line.
+TEST(Offsets, AreReadFromTheTensor) {
+  Buffer tensor(DType::i32, {3});
+  fill_from(tensor.view(), Numbers{0, 5, 12});
+  const View views[] = {tensor.view()};
+  const auto c = primitives::context_of(
+      line_of("attention_ring cp=2 layout=zigzag docs=7,5 index=i32"), views);
+  EXPECT_EQ(c.documents, (Rows{5, 7}));
+  EXPECT_EQ(c.key_documents, (Rows{5, 7}));
+  EXPECT_EQ(c.rows, 16);
 }
 
 // Three queries of one key and one query of three: the last query stands at the last key.
@@ -175,7 +262,8 @@ TEST(AttentionRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
       for (const std::string& text : c.cases(tier)) EXPECT_EQ(refusal(text), "") << text;
     for (const std::string& text : c.witnesses) EXPECT_EQ(refusal(text), "") << text;
   }
-  for (const Control& c : family().controls()) EXPECT_EQ(refusal(c.witness), "") << c.name;
+  for (const Control& c : family().controls())
+    EXPECT_EQ(refusal(c.witness) != "", c.check == "rejection") << c.name;
 }
 
 TEST(AttentionRefusals, NameWhatIsLegalNearby) {
@@ -205,7 +293,8 @@ TEST(AttentionHeads, RanksThatShareAKeyHeadHoldCopiesOfIt) {
     EXPECT_EQ(placement_on(dual(k.layout), Axis::rep).kind, Placement::partial);
   }
   EXPECT_NE(refusal("attention_ring tp=4 heads=12 kv_heads=3"), "");
-  EXPECT_NE(refusal("attention_block tp=4 heads=8 kv_heads=2"), "");
+  EXPECT_NE(refusal("attention_block tp=4 heads=12 kv_heads=3"), "");
+  EXPECT_EQ(refusal("attention_block tp=4 heads=8 kv_heads=2"), "");
 }
 
 // ---- Traffic
@@ -504,7 +593,7 @@ TEST(AttentionOnRanks, RowsOfPaddingAreExactlyNothing) {
   const std::string text = "attention_ring cp=4 layout=zigzag docs=7,1,8 heads=2 kv_heads=2";
   const Outcome run = run_drawn<primitives::AttentionRing>(text);
   const Case line = line_of(text);
-  const auto sequences = contract_of(line).sequences(line);
+  const auto sequences = contract_of(line).sequences(line, contract_of(line).operands(line)[0]);
   EXPECT_EQ(std::count(sequences.begin(), sequences.end(), -1), 8);
   for (size_t t = 0; t < sequences.size(); ++t) {
     if (sequences[t] >= 0) continue;
@@ -605,12 +694,22 @@ TEST(AttentionChecks, NobodyIsJudgedByAReferenceThatIsNaN) {
       << backward;
 }
 
-// Documents with other keys than queries have no list of sequences that serves both.
 TEST(AttentionChecks, JudgeDocumentsOfOtherCountsOfKeys) {
   const std::string line = "attention_ring cp=2 docs=7,1,8 kv_docs=5,3,12 mask=causal";
-  EXPECT_EQ(failing(line, {"forward", "gradient", "mask", "coverage"}), "");
+  EXPECT_EQ(failing(line, {"forward", "gradient", "mask", "coverage", "leak"}), "");
   const std::string first = failing(line + " control=top_left_causal", {"mask"});
   EXPECT_NE(first.find("query 0"), std::string::npos) << first;
+}
+
+// Tokens of q, o and lse are told apart by docs, those of k and v by kv_docs.
+TEST(AttentionChecks, KeysHaveSequencesOfTheirOwn) {
+  const Case line = line_of("attention_ring cp=2 docs=3,1,1 kv_docs=1,0,4");
+  for (const Operand& o : contract_of(line).operands(line)) {
+    const bool key = o.name == "k" || o.name == "v";
+    EXPECT_EQ(contract_of(line).sequences(line, o),
+              key ? (Rows{0, 2, 2, 2, 2, -1}) : (Rows{0, 0, 0, 1, 2, -1}))
+        << o.name;
+  }
 }
 
 TEST(AttentionChecks, LeakIsSilentOnHealthyPackingAndNamesTheDocument) {

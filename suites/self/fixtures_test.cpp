@@ -385,6 +385,32 @@ TEST(Buffer, NamesTheElementThatChanged) {
   }
 }
 
+// PyTorch's strides of torch.empty(2, 1, 4).expand(2, 3, 4), and of a sum's cotangent.
+TEST(Buffer, ExpandedDimsShowOneValueThatADenseReadingMisses) {
+  const std::vector<int> middle{1}, all{0, 1, 2};
+  Buffer heads(DType::f64, {2, 3, 4}, middle), one(DType::f32, {2, 3, 4}, all);
+  EXPECT_EQ(heads.view().strides, (Ints{4, 0, 1}));
+  EXPECT_EQ(one.view().strides, (Ints{0, 0, 0}));
+  std::vector<double> values;
+  for (int row = 0; row < 2; ++row)
+    for (int head = 0; head < 3; ++head)
+      for (int i = 0; i < 4; ++i) values.push_back(10 * row + i);
+  fill_from(heads.view(), values);
+  fill_from(one.view(), std::vector<double>(24, 7));
+  EXPECT_EQ(to_doubles(heads.view()), values);
+  EXPECT_EQ(to_doubles(one.view()), std::vector<double>(24, 7));
+  for (const Buffer* b : {&heads, &one}) {
+    EXPECT_EQ(b->unwritten().count, 0);
+    EXPECT_FALSE(b->trespass());
+    const View dense = view_of(b->view().data, b->view().dtype, b->view().shape);
+    const auto read = to_doubles(dense);
+    EXPECT_TRUE(std::isnan(read.back()));
+    const auto before = b->snapshot();
+    store(dense.flat(23), dense.dtype, 1);
+    EXPECT_EQ(b->changed_since(before), -1);
+  }
+}
+
 TEST(Buffer, MovesWithItsView) {
   std::vector<Buffer> buffers;
   for (int i = 0; i < 5; ++i) {

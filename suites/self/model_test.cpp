@@ -277,8 +277,13 @@ TEST(Model, LinesCarryTheStructure) {
       << shared;
   EXPECT_TRUE(holds(shared, "attention_alltoall tp=4 cp=2")) << shared;
   EXPECT_TRUE(holds(shared, "kv_replicate=on")) << shared;
-  // Shared key heads: the fused weight cannot be cut, the query weight can.
-  EXPECT_FALSE(holds(of("starcoder-mqa", {4, 1, 1}), "kv_heads"));
+  // Shared key heads: the fused weight of linear_column cannot be cut, the query weight can; a
+  // layer's attention copies key weights or gathers what they gave.
+  const std::string query = of("starcoder-mqa", {4, 1, 1});
+  EXPECT_TRUE(holds(query, "linear_column tp=4 tokens=12 in=96 out=96")) << query;
+  EXPECT_TRUE(holds(query, "kv_heads=1 head_dim=2 mask=causal")) << query;
+  EXPECT_TRUE(holds(shared, "attention_block tp=4 cp=2")) << shared;
+  EXPECT_TRUE(holds(shared, "form=gather")) << shared;
   EXPECT_TRUE(holds(refusal([&] { of("gpt2", {4, 8, 4}); }), "ranks"));
 }
 
@@ -327,6 +332,25 @@ TEST(ModelCommand, DryRunShowsTheModelAndItsLines) {
   EXPECT_EQ(ended.code, 0) << ended.err;
   for (const char* part : {"gpt2.json", "50432", "case     mlp tp=2 dp=2", "nothing was run"})
     EXPECT_TRUE(holds(ended.out, part)) << part << "\n" << ended.out;
+}
+
+TEST(ModelCommand, SpeaksOfWhatItsPatternLeavesAlone) {
+  const std::vector<std::string> words{"--model", model_path("gpt2"), "--tp", "2", "--cp",
+                                       "2",       "--dry-run"};
+  auto asked = [&](const std::string& pattern) {
+    std::vector<std::string> all{"gate", pattern};
+    all.insert(all.end(), words.begin(), words.end());
+    return call(all);
+  };
+  const Ended ended = asked("attention_ring");
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(holds(ended.out, "runs     attention, ring")) << ended.out;
+  EXPECT_EQ(ended.out.find("runs"), ended.out.rfind("runs")) << ended.out;
+  for (const char* other : {"MLP", "mlp", "norm_sequence", "attention_allgather"})
+    EXPECT_FALSE(holds(ended.out, other)) << other << "\n" << ended.out;
+  const Ended family = asked("attention");
+  EXPECT_TRUE(holds(family.out, "attention_alltoall")) << family.out;
+  EXPECT_FALSE(holds(family.out, "MLP")) << family.out;
 }
 
 TEST(ModelCommand, RunsAPart) {

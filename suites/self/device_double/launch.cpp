@@ -59,6 +59,11 @@ int upload(void* to, const void* from, size_t bytes, void* stream) {
   });
 }
 
+int download(void* to, const void* from, size_t bytes, void* stream) {
+  const int code = enqueue(stream, [=] { std::memcpy(to, reach(from, bytes), bytes); });
+  return code ? code : synchronise(stream);
+}
+
 int create_stream(void** stream) { return device_double::create_stream(stream); }
 int synchronise(void* stream) { return device_double::synchronise(stream); }
 

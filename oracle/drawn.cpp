@@ -1,0 +1,86 @@
+#include "oracle/drawn.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardproof {
+namespace {
+
+// The element whose value stands for all along expanded dims: their indices set to 0.
+int64_t shown_element(int64_t index, std::span<const int64_t> shape, std::span<const int> dims) {
+  int64_t left = index, stride = 1, shown = index;
+  for (size_t d = shape.size(); d-- > 0; left /= shape[d], stride *= shape[d])
+    if (std::find(dims.begin(), dims.end(), int(d)) != dims.end())
+      shown -= left % shape[d] * stride;
+  return shown;
+}
+
+// Of the whole shape, which begins with what P and V axes stack.
+std::vector<int> expanded_in_whole(const Drawing& d) {
+  std::vector<int> dims = expanded_dims(d.line, d.operand, d.cotangent);
+  const int stacked = int(d.whole_shape.size() - d.operand.shape.size());
+  for (int& dim : dims) dim += stacked;
+  return dims;
+}
+
+std::vector<double> values_at(const Drawing& d, std::span<const int64_t> indices) {
+  const Operand& o = d.operand;
+  std::vector<double> values;
+  if (d.cotangent && !o.gradient) {
+    values.resize(indices.size());
+  } else if (!o.stated.empty() && !d.cotangent) {
+    for (int64_t at : indices) values.push_back(o.stated.at(size_t(at)));
+  } else if (o.below > 0 && !d.cotangent) {
+    for (int64_t at : indices)
+      values.push_back(draw_index(d.feed.seed, stream_of(o, false), o.below, at));
+  } else {
+    values = draw_at({d.feed.fill, d.feed.seed, d.feed.range, o.contraction},
+                     stream_of(o, d.cotangent), d.dtype, d.whole_shape, indices);
+  }
+  return values;
+}
+
+}  // namespace
+
+std::string stream_of(const Operand& o, bool cotangent) {
+  return cotangent ? "cotangent of " + o.name : o.name;
+}
+
+bool expands(const Case& line) {
+  return line.has("strides") && line.text("strides").starts_with("expanded");
+}
+
+std::vector<int> expanded_dims(const Case& line, const Operand& o, bool cotangent) {
+  std::vector<int> dims;
+  if (!expands(line)) return dims;
+  const std::string& strides = line.text("strides");
+  if (strides == "expanded" && cotangent) {
+    dims.resize(o.shape.size());
+    std::iota(dims.begin(), dims.end(), 0);
+  }
+  if (strides == "expanded_inputs" && !cotangent && o.role == Operand::input && o.shape.size() > 1)
+    dims.push_back(int(o.shape.size()) - 2);
+  return dims;
+}
+
+bool is_drawn(const Feed& feed, int operand) {
+  const auto is_this = [&](const auto& g) { return g.operand == operand; };
+  return std::none_of(feed.basis.begin(), feed.basis.end(), is_this) &&
+         std::none_of(feed.given.begin(), feed.given.end(), is_this);
+}
+
+std::vector<double> drawn_at(const Drawing& d, std::span<const int64_t> indices) {
+  const std::vector<int> dims = expanded_in_whole(d);
+  if (dims.empty()) return values_at(d, indices);
+  std::vector<int64_t> shown;
+  for (int64_t i : indices) shown.push_back(shown_element(i, d.whole_shape, dims));
+  return values_at(d, shown);
+}
+
+std::vector<double> drawn_whole(const Drawing& d) {
+  std::vector<int64_t> all(static_cast<size_t>(product(d.whole_shape)));
+  std::iota(all.begin(), all.end(), 0);
+  return drawn_at(d, all);
+}
+
+}  // namespace shardproof
