@@ -10,6 +10,7 @@
 
 #include "oracle/gate.hpp"
 #include "oracle/model.hpp"
+#include "oracle/run.hpp"
 
 namespace shardproof {
 namespace {
@@ -304,6 +305,31 @@ TEST(Model, TheGateJudgesTheseLinesAlone) {
   EXPECT_TRUE(holds(gate.text, "--cp 2 or 4")) << gate.text;
   EXPECT_FALSE(holds(model_gate(m, {2}, 2, 1, all).text, "--cp 2 or 4"));
   EXPECT_THROW(model_gate(published("qwen2.5-7b"), {4, 8}, 1, 1, all), BadInput);
+}
+
+// On up to 8 ranks; all checks that are due.
+TEST(Model, AttentionOfEveryStoredModelHoldsOverCp) {
+  static const Registry all = all_families();
+  static Options options;
+  static Runner runner(options, all);
+  for (const char* name : {"gpt2", "gpt3-175b", "llama-3-70b", "llama-3-8b", "llama-3.2-3b",
+                           "mistral-7b-v0.1", "qwen2.5-7b", "starcoder-mqa"}) {
+    const Model m = published(name);
+    for (const auto& [tp, cp] : {std::pair{1, 2}, {2, 2}, {4, 2}, {1, 4}, {2, 4}}) {
+      ASSERT_EQ(refused_tp(m, tp), "");
+      std::set<std::string> judged;
+      for (const ModelLine& l : lines_of(scaled_down(m, {tp, cp, 1}), all)) {
+        const Case line = parse(l.line, all);
+        if (all.contract(line.contract).family != "attention") continue;
+        const auto due = due_checks(all.contract(line.contract), line, declared_of(line, all), {});
+        for (const CheckResult& c : runner.run(line, due, lane_of(line)).result.checks)
+          EXPECT_EQ(c.verdict, Verdict::passed) << l.line << ": " << c.check << " " << c.note;
+        judged.insert(line.contract);
+      }
+      // Exchanges ask for heads that cp divides.
+      EXPECT_GE(judged.size(), 3u) << name << " tp=" << tp << " cp=" << cp;
+    }
+  }
 }
 
 // ---- The command
