@@ -93,6 +93,8 @@ Compared compare(const Evidence&, int shot, int step, int operand, bool gradient
 // False-alarm budget of a whole run: the only number that a person picks.
 inline constexpr double false_alarm_budget = 1e-6;
 Precision precision_of(const Case&, const Declared&);
+// Integers that a contract promises exact intermediates for, as far as the subject's factors hold them.
+std::optional<int64_t> exact_range(const Contract&, const Case&, const Declared&);
 // Allowed error of each element of a result, 0 on exact data. Refers to want and gauge: they outlive
 // it. Without a feed the base shot's is meant. An empty gauge means data that are moved and not
 // computed: bound 0.

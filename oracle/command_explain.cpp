@@ -453,6 +453,7 @@ std::string tier_of(char letter, bool exact, const Declared& declared) {
     case 'D':
       return "finite differences: from their own truncation and round-off";
     case 'N':
+    case 'E':
       return declared.deterministic ? "bit for bit"
                                     : "within the bound (declared not deterministic)";
     case 'K':

@@ -200,7 +200,9 @@ std::string list_text(const Registry& registry, const std::string& pattern) {
 
 std::string list_table(const Registry& registry, const std::string& pattern) {
   std::string head = "| primitive |", rule = "|---|", rows;
-  for (const Check& check : all_checks()) {
+  std::vector<Check> columns = all_checks();
+  std::erase_if(columns, [](const Check& c) { return c.name == "stream"; });  // of devices alone
+  for (const Check& check : columns) {
     head += " " + check.name + " |";
     rule += "---|";
   }
@@ -208,7 +210,7 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
     if (!holds(c.name, pattern) && !holds(c.family, pattern)) continue;
     auto ranks = asked_on(registry, c);
     rows += fmt::format("| `{}` |", c.name);
-    for (const Check& check : all_checks())
+    for (const Check& check : columns)
       rows +=
           ranks[check.name].empty() ? " |" : fmt::format(" {} |", joined(ranks[check.name], " "));
     rows += "\n";

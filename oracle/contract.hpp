@@ -46,6 +46,7 @@ struct Gauge {
 struct Precision {
   double u_acc, u_wire, u_out;  // unit roundoffs of accumulation, wire and result type
   bool truncates = false;
+  double u_factor = 0;           // of each factor before it is multiplied
 };
 
 struct Traffic {

@@ -102,14 +102,18 @@ const DeviceModule& device_module() {
   return *loaded;
 }
 
-std::unique_ptr<Kernel> make_device_kernel(const std::string& contract) {
+std::unique_ptr<Kernel> make_device_kernel(const std::string& contract, const std::string& control,
+                                           const std::string& subject) {
   const DeviceModule& module = device_module();
   for (const DeviceKernel& k : module.kernels)
-    if (k.contract == contract) return k.make();
+    if (k.contract == contract && k.control == control &&
+        (!control.empty() || k.subject == subject))
+      return k.make();
   throw Infrastructure(
-      fmt::format("expected a kernel for {} in {} ({}), met {} others; build "
+      fmt::format("expected a kernel for {}{} in {} ({}), met {} others; build "
                   "program and module from one tree",
-                  contract, device_module_name, module.description, module.kernels.size()));
+                  contract, control.empty() ? "" : " control=" + control, device_module_name,
+                  module.description, module.kernels.size()));
 }
 
 void add_ours_on_device(Registry& registry, const std::string& contract, Declared declared) {
@@ -123,6 +127,10 @@ const Subject& subject_under_test(const Case& line, const Registry& registry) {
     for (const Subject& s : registry.subjects())
       if (s.contract == line.contract && s.name == device_subject) return s;
   return registry.subject(line.contract, named);
+}
+
+bool on_device(const Control& c, const Registry& registry) {
+  return c.make && on_device(parse(c.witness, registry));
 }
 
 bool on_device(const Case& line) { return line.has("device") && line.text("device") == "cuda"; }

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "oracle/cuda/digest.hpp"
 #include "oracle/subject.hpp"
 
 namespace shardproof {
@@ -43,6 +44,19 @@ struct DeviceApi {
   // x = x / ranks, rounded once (integers: towards 0)
   int (*divide)(void* memory, int64_t elements, DType, int ranks, Stream);
   const char* (*text)(int code);  // of a code of the calls above
+  // What comes next on the stream begins that much later; the host does not wait.
+  int (*spin)(Stream, int64_t nanoseconds);
+  // oracle/cuda/digest.hpp; `sum` lies on the device and is added to.
+  int (*digest)(const void*, uint64_t elements, const shardproof_hash&, uint64_t first, DigestParts,
+                shardproof_digest* sum, Stream);
+};
+
+// Bare work that the bench measures others against.
+struct DeviceBench {
+  int (*sum_of_words)(const void*, uint64_t words, uint64_t* sum, Stream);
+  // c [m, n] = op(a) op(b) by the module's library, row-major and contiguous, sums as of a linear.
+  int (*gemm)(DType, int64_t m, int64_t n, int64_t k, const void* a, bool a_turned, const void* b,
+              bool b_turned, void* c, Stream);
 };
 
 // NCCL. Each call returns NCCL's code. Communicators do not block: what was asked of one may still
@@ -74,15 +88,27 @@ struct NcclApi {
 struct DeviceKernel {
   const char* contract;
   std::unique_ptr<Kernel> (*make)();
+  const char* control = "";      // a broken kernel: the name of its control
+  const char* subject = "cuda";  // the name under which a healthy one is registered
 };
+
+// Our subject on a device is registered under this name, and takes the place of ours on lines with
+// device=cuda. It is made from the module, on the rank.
+inline constexpr const char* device_subject = "cuda";
+// The same with factors of f32 products rounded to TF32: judged where it is asked for by name.
+inline constexpr const char* tf32_subject = "cuda_tf32";
+inline bool is_device_subject(const std::string& name) {
+  return name == device_subject || name == tf32_subject;
+}
 
 // What a module returns from its one entry.
 struct DeviceModule {
-  static constexpr uint32_t current = 3;
+  static constexpr uint32_t current = 4;
   uint32_t interface = current;
   const char* description = "";  // "CUDA runtime 13.0, cuBLAS 13.0, NCCL 2.27.7"
   DeviceApi api;
   NcclApi nccl;
+  DeviceBench bench;
   std::span<const DeviceKernel> kernels;
   // Lines "name=value": driver, devices, and what the environment sets of cuBLAS and NCCL.
   std::string (*settings)() = [] { return std::string(); };
@@ -90,10 +116,6 @@ struct DeviceModule {
 using OpenDeviceModule = const DeviceModule* (*)();
 inline constexpr const char* open_device_module_name = "shardproof_device_module";
 inline constexpr const char* device_module_name = "shardproof_cuda.so";
-
-// Our subject on a device is registered under this name, and takes the place of ours on lines with
-// device=cuda. It is made from the module, on the rank.
-inline constexpr const char* device_subject = "cuda";
 
 // A call to the device failed. Where the code outlives the call (a kernel that wrote to a wrong
 // address), the process is left without a device: the rank ends, and its case is crashed.
@@ -104,11 +126,16 @@ struct DeviceError : std::runtime_error {
 
 // On a rank, at the first call of the process. Throws Infrastructure.
 const DeviceModule& device_module();
-std::unique_ptr<Kernel> make_device_kernel(const std::string& contract);
+std::unique_ptr<Kernel> make_device_kernel(const std::string& contract,
+                                           const std::string& control = "",
+                                           const std::string& subject = device_subject);
 // Ours on a device, as the module makes it.
 class Registry;
 void add_ours_on_device(Registry&, const std::string& contract, Declared = {});
 bool on_device(const Case&);  // device=cuda
+// A broken kernel of a device: its witness says device=cuda, and it is judged nowhere else.
+struct Control;
+bool on_device(const Control&, const Registry&);
 // What the line's `subject` names: on a device ours is the one registered as device_subject, where
 // the contract has one.
 const Subject& subject_under_test(const Case&, const Registry&);

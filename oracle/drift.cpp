@@ -17,6 +17,7 @@
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/patterns.hpp"
 #include "oracle/command.hpp"
+#include "oracle/device.hpp"
 #include "oracle/digest/digest.hpp"
 #include "oracle/drift_ranks.hpp"
 #include "oracle/interrupt.hpp"
@@ -676,6 +677,10 @@ void require_control(const DriftLine& d, const Registry& registry) {
       throw BadInput(fmt::format("{}; a drift run also takes faults of the training step: {}",
                                  e.what(), faults));
     }
+  if (on_device(*known, registry))
+    throw BadInput(fmt::format("key 'control': expected a broken kernel of the host, met '{}', which runs "
+                               "on a device; a training run is on the host",
+                               d.control));
   if (!known->make)
     throw BadInput(
         fmt::format("key 'control': expected a broken kernel or a fault of the training "

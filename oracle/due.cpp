@@ -55,12 +55,13 @@ std::string undeclared(const Case& line, const Declared& declared) {
 // Tensors on a device are asked of the subject that was made for them, and of nothing else.
 std::string elsewhere(const Case& line, const Registry& registry) {
   const std::string& subject = line.text("subject");
-  if (!on_device(line)) return subject == device_subject ? "device=host" : "";
   const std::string& control = line.text("control");
-  const bool twin = !control.empty() && registry.control(line.contract, control).make;
-  const bool ours = subject.empty() || subject == device_subject;
-  return !twin && ours && subject_under_test(line, registry).name == device_subject ? ""
-                                                                                    : "device=cuda";
+  if (!control.empty())
+    if (const Control& c = registry.control(line.contract, control); c.make)
+      return on_device(c, registry) == on_device(line) ? "" : "device=" + line.text("device");
+  if (!on_device(line)) return is_device_subject(subject) ? "device=host" : "";
+  const bool ours = subject.empty() || is_device_subject(subject);
+  return ours && is_device_subject(subject_under_test(line, registry).name) ? "" : "device=cuda";
 }
 
 void check_without(const Subject& s, const Contract& contract) {
@@ -133,7 +134,7 @@ std::vector<std::string> subjects_due(const Options& options, const Registry& re
   std::vector<std::string> due;
   for (size_t i = first; i < all.size(); ++i) {
     // On a device it stands in for ours, line by line.
-    if (all[i].name == device_subject && options.subjects.empty()) continue;
+    if (is_device_subject(all[i].name) && options.subjects.empty()) continue;
     const std::string said = all[i].name.empty() ? "ours" : all[i].name;
     if (all[i].contract == contract.name &&
         (options.subjects.empty() || contains(options.subjects, said)))

@@ -87,6 +87,29 @@ struct DeviceLost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Makes one stream of the rank late, before each call to other ranks and before its result is there.
+class HoldDoor : public Door {
+ public:
+  HoldDoor(const DeviceContext& device, Door& next) : device_(device), next_(next) {}
+  void hold(int stream) { held_ = stream; }  // -1: none
+  void hold_now() const {
+    if (Stream s = held_ < 0 ? nullptr : device_.numbered(held_)) device_.hold(s);
+  }
+  Ticket start(const Call& call, const View& in, const View& out, Stream stream) override {
+    hold_now();
+    return next_.start(call, in, out, stream);
+  }
+  void wait(Ticket ticket, Stream stream) override {
+    hold_now();
+    next_.wait(ticket, stream);
+  }
+
+ private:
+  const DeviceContext& device_;
+  Door& next_;
+  int held_ = -1;
+};
+
 class Execution {
  public:
   Execution(RankHost& host, const Job& job, const Registry& registry)
@@ -115,6 +138,10 @@ class Execution {
       fault_ = std::make_unique<FaultDoor>(parse_fault(test_.fault), state_, *next);
       next = fault_.get();
       if (device_) next = stage(*next);
+    }
+    if (device_) {
+      holds_ = std::make_unique<HoldDoor>(*device_, *next);
+      next = holds_.get();
     }
     rank_ = std::make_unique<RankOfCase>(line_, contract_, state_, *next, device_);
   }
@@ -200,6 +227,7 @@ class Execution {
 
   void run_shot(const Shot& shot, ShotRecord& record) {
     delays_.enable(shot.delays);
+    if (holds_) holds_->hold(shot.held_stream);
     if (fault_) {
       fault_->new_shot();
       fault_->priming(!shot.fault);
@@ -309,9 +337,11 @@ class Execution {
     if (!initialised_) initialise();
     for (const Placed& b : f.inputs) f.snapshots.push_back(b.host().snapshot());
     const auto in = views(f.inputs), out = views(f.outputs);
+    hold(shot, f.inputs);
     enter(Phase::forward);
     f.saved = kernel_->forward(*rank_, in, out);
     enter(Phase::harness);
+    for (size_t i = 0; i < outputs_.size(); ++i) take_digest(outputs_[i], f.outputs[i]);
     fetch({&f.inputs, &f.outputs});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < outputs_.size(); ++i) check_result(f.outputs[i], outputs_[i].operand.name, record);
@@ -365,6 +395,7 @@ class Execution {
       out[i] = is_sum(i) ? sums_[i].view() : gradients[i].view();
     }
     const auto in = views(cotangents);
+    hold(shot, cotangents);
     enter(Phase::backward);
     kernel_->backward(*rank_, *f.saved, in, out);
     if (last) {
@@ -372,6 +403,7 @@ class Execution {
       kernel_->finish(*rank_, *f.saved, out);
     }
     enter(Phase::harness);
+    for (size_t i = 0; i < gradients_.size(); ++i) take_digest(gradients_[i], gradients[i]);
     fetch({&f.inputs, &cotangents, &gradients, &sums_});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name(), record);
@@ -394,6 +426,24 @@ class Execution {
     Placed b = unsent(s);
     b.send();
     return b;
+  }
+
+  // Arguments come late too: copies from the host's memory may have been waited for by the runtime.
+  void hold(const Shot& shot, std::vector<Placed>& arguments) const {
+    if (!holds_ || shot.held_stream < 0) return;
+    for (Placed& b : arguments) b.withdraw();
+    holds_->hold_now();
+    for (const Placed& b : arguments) b.bring_again();
+  }
+
+  // Copies are compared where they lie, too.
+  void take_digest(const Slot& s, Placed& result) const {
+    const auto copied = [&](const auto& axis) {
+      const auto kind = axis.second.kind;
+      return line_.ranks(axis.first) > 1 &&
+             (kind == Placement::invariant || kind == Placement::replicate);
+    };
+    if (device_ && std::any_of(s.layout.begin(), s.layout.end(), copied)) result.take_digest();
   }
 
   // What the subject left, on the host, to be looked at: behind everything on the rank's stream.
@@ -459,7 +509,12 @@ class Execution {
 
   static void keep(const Shot& shot, int step, int operand, bool gradient, const Placed& b, ShotRecord& record) {
     if (!shot.keep_results) return;
-    record.results.push_back({step, operand, gradient, b.host().view().dtype, b.host().view().shape, b.host().bytes()});
+    ResultTensor t{step, operand, gradient, b.host().view().dtype, b.host().view().shape, b.host().bytes()};
+    if (const shardproof_digest* d = b.digest()) {
+      t.on_device = true;
+      std::copy(std::begin(d->lane), std::end(d->lane), std::begin(t.lanes));
+    }
+    record.results.push_back(std::move(t));
   }
 
   RankHost& host_;
@@ -475,6 +530,7 @@ class Execution {
   std::unique_ptr<FaultDoor> fault_;
   std::unique_ptr<StagedDoor> staged_;
   std::unique_ptr<LedgerDoor> ledger_;
+  std::unique_ptr<HoldDoor> holds_;  // null: on the host
   std::unique_ptr<RankOfCase> rank_;
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;

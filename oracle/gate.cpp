@@ -340,11 +340,13 @@ class Planner {
   void add_controls(const Contract& c) {
     for (const auto& [transport, device] : places_due(options_))
       for (const Control& control : registry_.controls()) {
-        if (control.contract != c.name || device != "host") continue;  // twins are host kernels
+        // A twin is a kernel of the host or of a device.
+        if (control.contract != c.name || (device == "cuda") != on_device(control, registry_)) continue;
         const auto expected = split(control.check, ',');
         if (!options_.checks.empty() && std::none_of(expected.begin(), expected.end(), [&](const auto& e) { return contains(options_.checks, e); })) continue;
         Case line = parse(control.witness, registry_);
         line.set("transport", transport);
+        line.set("device", device);
         line.set("control", control.name);
         if (!within(options_, line) || !selected(patterns_, c, line)) continue;
         Due d;
@@ -1050,8 +1052,10 @@ Report run_line(const Case& line, const Options& options, const Registry& regist
   const Contract& c = registry.contract(line.contract);
   if (const std::string why = not_due(line, registry); !why.empty() && line.text("control").empty())
     throw BadInput(fmt::format("{}: expected a line that the subject does, met one that it declares not to do ({})", print(line), why));
-  if (!line.text("control").empty() && on_device(line) && registry.control(c.name, line.text("control")).make)
-    throw BadInput(fmt::format("keys 'control' and 'device': expected device=host, met {}: the broken twin is a host kernel", print(line)));
+  if (!line.text("control").empty())
+    if (const Control& twin = registry.control(c.name, line.text("control")); twin.make && on_device(twin, registry) != on_device(line))
+      throw BadInput(fmt::format("keys 'control' and 'device': expected device={}, where the broken twin runs, met {}",
+                                 on_device(line) ? "host" : "cuda", print(line)));
   Due d;
   d.line = line;
   d.lane = lane_of(line);

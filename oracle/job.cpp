@@ -111,6 +111,7 @@ void put(Writer& w, const Shot& s) {
   w.put(uint64_t(s.feeds.size()));
   for (const Feed& f : s.feeds) put(w, f);
   w.put(s.delays);
+  w.put(s.held_stream);
   w.put(s.accumulate);
   w.put(s.fault);
   w.put(s.keep_results);
@@ -123,6 +124,7 @@ Shot get_shot(Reader& r) {
   s.feeds.clear();
   for (uint64_t n = r.length(17); n > 0; --n) s.feeds.push_back(get_feed(r));
   s.delays = r.get<bool>();
+  s.held_stream = r.get<int>();
   s.accumulate = r.get<bool>();
   s.fault = r.get<bool>();
   s.keep_results = r.get<bool>();
@@ -172,6 +174,8 @@ void put(Writer& w, const ResultTensor& t) {
   w.put(t.dtype);
   w.put_list(t.shape);
   w.put_list(std::span<const std::byte>(t.bytes));
+  w.put(t.on_device);
+  for (uint64_t lane : t.lanes) w.put(lane);
 }
 
 ResultTensor get_result(Reader& r) {
@@ -182,6 +186,8 @@ ResultTensor get_result(Reader& r) {
   t.dtype = r.get<DType>();
   t.shape = r.list<int64_t>();
   t.bytes = r.list<std::byte>();
+  t.on_device = r.get<bool>();
+  for (uint64_t& lane : t.lanes) lane = r.get<uint64_t>();
   return t;
 }
 

@@ -37,6 +37,7 @@ struct Shot {
   std::string program = "F0 B0";
   std::vector<Feed> feeds = {Feed{}};
   bool delays = false;
+  int held_stream = -1;                    // of the rank's device, made late (DeviceContext::numbered); -1: none
   bool accumulate = false;                 // parameter gradients are added into across backwards
   bool fault = true;                       // false: the case's fault is held back (priming, healthy)
   bool keep_results = true;
@@ -87,6 +88,9 @@ struct ResultTensor {
   DType dtype = DType::f64;
   std::vector<int64_t> shape;              // local
   Bytes bytes;                             // row-major
+  // Lanes of its digest as its device computed it, before it was fetched; of replicated tensors there.
+  bool on_device = false;
+  uint64_t lanes[2] = {0, 0};
 };
 
 struct MemoryFinding {

@@ -112,6 +112,7 @@ const std::vector<BlindSpot>& blind_spots() {
       {"lockstep", "wrong calls that all ranks make alike", "ledger"},
       {"memory", "wrong values written in the right place", "forward, gradient"},
       {"repeat", "an error that is the same every time", "forward, gradient"},
+      {"stream", "a stream that the kernel made by itself, held by nobody", "memory, repeat"},
       {"mask", "a wrong value at a pair that is due", "forward"},
       {"coverage", "a pair that is due and computed wrongly", "forward, mask"},
       {"leak", "an error inside one sequence", "forward, gradient"},

@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,12 @@ class RankOfCase : public Rank {
   int world_size() const override { return state_.size; }
   const Mesh& mesh() const override { return mesh_; }
   Stream stream() const override { return device_ ? device_->stream() : nullptr; }
+  Stream side_stream(int number) const override {
+    if (number < 1 || number > side_streams)
+      throw std::out_of_range("side_stream: expected a number from 1 to " +
+                              std::to_string(side_streams) + ", met " + std::to_string(number));
+    return device_ ? device_->numbered(number) : nullptr;
+  }
   Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
   Communicator& along(const std::vector<Axis>& axes) override {
     std::string label;

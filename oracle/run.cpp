@@ -271,7 +271,7 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
   base.feeds[0].fill = fill_of(line);
   base.feeds[0].seed = line.seed();
   if (base.feeds[0].fill == Fill::integers) {
-    const auto range = e.contract->integer_range ? e.contract->integer_range(line) : std::nullopt;
+    const auto range = exact_range(*e.contract, line, declared);
     if (!range)
       throw BadInput(fmt::format("fill: expected a case whose intermediates are exact integers in {}, met {}, whose sums are too "
                                  "long for it; use fill=normal, smaller extents or a wider dtype",

@@ -22,6 +22,8 @@ struct Rejected : std::runtime_error {
   Rejected(std::string expected, std::string met, std::string advice);
 };
 
+inline constexpr int side_streams = 2;
+
 // Handed to the subject, valid for one case. Local shapes come with the views; global extents and
 // attributes are read from the line.
 class Rank {
@@ -32,6 +34,9 @@ class Rank {
   virtual int world_size() const = 0;
   virtual const Mesh& mesh() const = 0;
   virtual Stream stream() const = 0;
+  // Further streams on a device, numbered from 1 to side_streams; null on the host. Nothing orders them
+  // with the rank's stream but the subject's own events. Tensors come and are fetched on the rank's.
+  virtual Stream side_stream(int /*number*/) const { return nullptr; }
   virtual Communicator& along(Axis) = 0;
   virtual Communicator& along(const std::vector<Axis>&) = 0;  // first axis fastest
   virtual Communicator& world() = 0;
@@ -69,6 +74,7 @@ struct Declared {
   std::vector<DType> storage = {DType::f64, DType::f32, DType::bf16, DType::f16};
   bool accumulates_in_storage = false;  // bf16 and f16 sums in half precision instead of f32
   bool truncates = false;               // truncating accumulator
+  bool multiplies_in_tf32 = false;      // factors of f32 products keep 10 bits of their fraction
   // What of the contract it does not do, in words of a line: "gather_output=on", or a key alone for
   // every value but its default. Lines that hold one are not due: counted and printed.
   std::vector<std::string> without;

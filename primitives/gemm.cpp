@@ -24,9 +24,10 @@ std::string text(int64_t rows, int64_t columns) {
 
 void gemm(const Factor& a, const Factor& b, const View& c, DType accumulate, const View* bias,
           bool add) {
-  Gemm product{factor(a), factor(b),
-               tensor(c), bias ? tensor(*bias) : Tensor{},
-               add,       accumulate == DType::f64};
+  Gemm product{factor(a),   factor(b),
+               tensor(c),   bias ? tensor(*bias) : Tensor{},
+               add,         accumulate == DType::f64,
+               InTf32::on()};
   const int64_t m = product.a.m(), k = product.a.k(), n = product.b.k();
   if (k != product.b.m() || rows_of(c) != m || columns_of(c) != n)
     throw std::invalid_argument("gemm: expected C[m,n] = A[m,k] B[k,n], met C[" +

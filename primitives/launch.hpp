@@ -28,6 +28,7 @@ struct Gemm {
   Factor a, b;
   Tensor c, bias;
   bool add = false, wide = false;
+  bool tf32 = false;  // a device may round factors of f32 to TF32
   template <class F>
   void each_tensor(F f) {
     f(a.tensor), f(b.tensor), f(c), f(bias);
@@ -46,9 +47,8 @@ int release(void* memory, void* stream);
 // `from` may change once the call has returned.
 int upload(void* to, const void* from, size_t bytes, void* stream);
 int download(void* to, const void* from, size_t bytes, void* stream);  // there when it returns
-// Another stream, ordered with no other, and a wait of the host for one.
-int create_stream(void** stream);
-int synchronise(void* stream);
+// What comes next on `later` is done behind what is on `earlier` by now.
+int order(void* later, void* earlier);
 
 }  // namespace executor
 }  // namespace shardproof::primitives

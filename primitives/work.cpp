@@ -9,6 +9,7 @@ namespace shardproof::primitives {
 namespace {
 
 thread_local Stream current_stream = nullptr;
+thread_local bool in_tf32 = false;
 
 Number number(DType d) {
   switch (d) {
@@ -33,6 +34,10 @@ Number number(DType d) {
 OnStream::OnStream(Stream s) : before_(std::exchange(current_stream, s)) {}
 OnStream::~OnStream() { current_stream = before_; }
 Stream OnStream::current() { return current_stream; }
+
+InTf32::InTf32(bool on) : before_(std::exchange(in_tf32, on)) {}
+InTf32::~InTf32() { in_tf32 = before_; }
+bool InTf32::on() { return in_tf32; }
 
 // Dims of one element are left out, and neighbours that lie like one dim become one: a contiguous
 // tensor of any shape has one.

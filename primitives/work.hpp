@@ -24,6 +24,19 @@ class OnStream {
   Stream before_;
 };
 
+// While the scope lives, whether products of the calling thread may round factors of f32 to TF32.
+class InTf32 {
+ public:
+  explicit InTf32(bool);
+  ~InTf32();
+  InTf32(const InTf32&) = delete;
+  InTf32& operator=(const InTf32&) = delete;
+  static bool on();
+
+ private:
+  bool before_;
+};
+
 Tensor tensor(const View&);  // no data: none
 void check(int code, const char* what);
 

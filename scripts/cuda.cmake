@@ -46,7 +46,8 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
   else()
     enable_language(CUDA)
     file(GLOB sources CONFIGURE_DEPENDS primitives/cuda/*.cpp primitives/cuda/*.cu)
-    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp oracle/cuda/divide.cu ${sources})
+    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp oracle/cuda/digest.cu
+      oracle/cuda/divide.cu oracle/cuda/spin.cu ${sources})
     shardproof_cuda_architectures(architectures)
     set_target_properties(shardproof_cuda PROPERTIES PREFIX "" CUDA_ARCHITECTURES "${architectures}"
       CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Shared

@@ -512,6 +512,7 @@ void family_linear(Registry& r) {
   r.add(linear_row());
   add_ours<primitives::LinearColumn>(r, "linear_column");
   add_ours<primitives::LinearRow>(r, "linear_row");
+  for (const char* contract : {"linear_column", "linear_row"}) add_ours_in_tf32(r, contract);
 }
 
 }  // namespace shardproof

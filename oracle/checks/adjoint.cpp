@@ -48,7 +48,7 @@ int64_t cotangent_space(const Evidence& e) {
 }
 
 std::optional<int64_t> range_of(const Evidence& e) {
-  return e.contract->integer_range ? e.contract->integer_range(*e.line) : std::nullopt;
+  return exact_range(*e.contract, *e.line, e.declared);
 }
 
 bool on_one_host(const Case& line) {

@@ -7,9 +7,9 @@ namespace shardproof {
 
 const std::vector<Check>& all_checks() {
   static const std::vector<Check> checks = {
-      forward_check(),  gradient_check(), adjoint_check(),    gradcheck_check(), replica_check(),
-      ledger_check(),   lockstep_check(), memory_check(),     repeat_check(),    mask_check(),
-      coverage_check(), leak_check(),     accumulate_check(), rejection_check(),
+      forward_check(), gradient_check(), adjoint_check(), gradcheck_check(),  replica_check(),
+      ledger_check(),  lockstep_check(), memory_check(),  repeat_check(),     stream_check(),
+      mask_check(),    coverage_check(), leak_check(),    accumulate_check(), rejection_check(),
   };
   return checks;
 }

@@ -21,6 +21,7 @@ Check ledger_check();
 Check lockstep_check();
 Check memory_check();
 Check repeat_check();
+Check stream_check();
 Check mask_check();
 Check coverage_check();
 Check leak_check();
@@ -68,6 +69,14 @@ struct Agreement {
   double spread = 0;  // largest |difference|
 };
 Agreement same_results(const Evidence&, const Steps&);
+// The shots of these names, which repeat the base one, against it: bit for bit, or
+// within the bound where the subject declares itself not deterministic. `told` says of a shot what
+// was different, and what a difference means.
+struct Told {
+  std::string with, means;
+};
+CheckResult same_again(const Evidence&, const std::string& check,
+                       std::span<const char* const> names, Told (*told)(const Shot&));
 // Results of type I and R of one shot, byte for byte over their ranks (replica.cpp).
 Agreement same_replicas(const Evidence&, int shot);
 // Which ranks of a group part from the others in a result that all of them hold, and where.

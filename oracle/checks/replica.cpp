@@ -3,7 +3,7 @@
 // Values and gradients of type I and R are compared byte for byte on their axes. Integers are exact
 // in every order of summation, and two summands commute, so sums that each rank takes in its own
 // order part the replicas only on rounding data at three ranks or more: there a shot on normal data
-// is added.
+// is added. Copies on devices are compared by the digests that these take of them as well.
 //
 // What a subject draws by itself (dropout masks, where the contract declares them) is compared,
 // too: equal on copies, and the other way round, different on shards (draws.hpp).
@@ -85,15 +85,21 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
   shots.push_back(std::move(s));
 }
 
+// On a device its own digest of the memory counts as well as what was fetched from it.
+bool same_copies(const ResultTensor& a, const ResultTensor& b) {
+  const bool seen = a.on_device && b.on_device;
+  return judging::same_bytes(a, b) &&
+         (!seen || std::equal(std::begin(a.lanes), std::end(a.lanes), std::begin(b.lanes)));
+}
+
 // Members of a group that part from the majority, each with a member of the majority.
 std::vector<std::pair<int, int>> dissenters(const Evidence& e, const std::vector<int>& group,
                                             int shot, const ResultTensor& like) {
   std::vector<std::pair<const ResultTensor*, std::vector<int>>> camps;
   for (int r : group) {
     const ResultTensor* t = e.result(r, shot, like.step, like.operand, like.gradient);
-    auto camp = std::find_if(camps.begin(), camps.end(), [&](auto& c) {
-      return t && c.first && judging::same_bytes(*c.first, *t);
-    });
+    auto camp = std::find_if(camps.begin(), camps.end(),
+                             [&](auto& c) { return t && c.first && same_copies(*c.first, *t); });
     if (camp == camps.end())
       camps.push_back({t, {r}});
     else
@@ -118,7 +124,13 @@ Finding judging::parting(const Evidence& e, const std::vector<int>& group, int s
   const ResultTensor* got = e.result(rank, shot, like.step, like.operand, like.gradient);
   const ResultTensor* want = e.result(other, shot, like.step, like.operand, like.gradient);
   Finding f;
-  if (got && want) f = judging::difference(e, {got, rank}, {want, other});
+  const bool fetched_alike = got && want && judging::same_bytes(*got, *want);
+  if (fetched_alike)
+    f.rank = rank, f.message =
+                       "digests that the devices took of their memory, while what was "
+                       "fetched from it agrees";
+  else if (got && want)
+    f = judging::difference(e, {got, rank}, {want, other});
   f.tensor = judging::tensor_name(e.operands[size_t(like.operand)], like.gradient);
   f.ranks.clear();
   for (const auto& pair : apart) f.ranks.push_back(pair.first);
@@ -193,7 +205,7 @@ judging::Agreement judging::same_replicas(const Evidence& e, int shot) {
       for (size_t m = 1; m < group.size() && agree; ++m) {
         const ResultTensor* member =
             e.result(group[m], shot, first.step, first.operand, first.gradient);
-        agree = member && judging::same_bytes(*leader, *member);
+        agree = member && same_copies(*leader, *member);
       }
       if (leader)
         t.compared +=

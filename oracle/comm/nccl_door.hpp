@@ -55,6 +55,7 @@ class NcclDoor : public Door, private DeviceContext::Watcher {
   void exchange(const Call&, NcclComm, const std::byte* in, std::byte* out, int64_t receives);
   void check(int code, const char* call);
   void look_at_others();
+  Stream own_stream() const override { return own_; }
   void look(bool first) override;
   void drain() noexcept override;
   [[noreturn]] void fail(int code, const char* call);

@@ -34,12 +34,23 @@ DeviceContext::DeviceContext(const DeviceApi& api, int local_rank)
   check(api_.count(&devices_), "counting devices");
   if (devices_ < 1) throw DeviceError(no_device, "expected a device, met none");
   check(api_.use(local_rank % devices_), "choosing a device");
-  stream_ = create_stream();
+  for (Stream& s : streams_) s = create_stream();
   mark_ = create_event();
 }
 DeviceContext::~DeviceContext() {
   destroy(mark_);
-  destroy_stream(stream_);
+  for (Stream s : streams_) destroy_stream(s);
+}
+
+Stream DeviceContext::numbered(int n) const {
+  if (n <= side_streams) return streams_.at(size_t(n));
+  return watcher_ ? watcher_->own_stream() : nullptr;
+}
+
+void DeviceContext::hold(Stream s) const {
+  // A hundred times what a kernel of a small case takes, and nothing beside a collective call.
+  constexpr int64_t held_ns = 500'000;
+  check(api_.spin(s, held_ns), "delaying a stream");
 }
 
 void DeviceContext::check(int code, const char* call) const {
@@ -72,7 +83,7 @@ void DeviceContext::synchronise(Stream s) const {
 
 void DeviceContext::settle() const {
   if (watcher_) watcher_->drain();
-  check(api_.synchronise(stream_), "synchronising a stream");
+  for (Stream s : streams_) check(api_.synchronise(s), "synchronising a stream");
 }
 
 std::byte* DeviceContext::allocate(size_t bytes) const {
@@ -103,6 +114,15 @@ void DeviceContext::copy_out(std::byte* host, const std::byte* device, size_t by
 void DeviceContext::copy_within(std::byte* to, const std::byte* from, size_t bytes,
                                 Stream s) const {
   if (bytes > 0) check(api_.copy_within(to, from, bytes, s), "copying on the device");
+}
+
+void DeviceContext::fill(std::byte* memory, int byte, size_t bytes, Stream s) const {
+  if (bytes > 0) check(api_.fill(memory, byte, bytes, s), "filling memory of the device");
+}
+
+void DeviceContext::digest(const std::byte* memory, uint64_t elements, const shardproof_hash& hash,
+                           DigestParts parts, shardproof_digest* sum, Stream s) const {
+  check(api_.digest(memory, elements, hash, 0, parts, sum, s), "taking a digest on the device");
 }
 
 void DeviceContext::divide(std::byte* memory, int64_t elements, DType dtype, int ranks,

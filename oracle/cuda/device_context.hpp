@@ -1,5 +1,6 @@
-// A rank's device: one stream, memory, and calls that throw. One object a rank; it outlives cases.
+// A rank's device: its streams, memory, and calls that throw. One object a rank; it outlives cases.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <memory>
 
@@ -16,7 +17,13 @@ class DeviceContext {
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
 
-  Stream stream() const { return stream_; }
+  Stream stream() const { return numbered(0); }
+  // The rank's streams by number: 0 its own, then side_streams that a subject may take, then that
+  // of a transport which works on one of its own, null where none does.
+  static constexpr int streams_by_number = side_streams + 2;
+  Stream numbered(int) const;
+  // What comes next on the stream begins later than anything that is not ordered behind it ends.
+  void hold(Stream) const;
   // Does the rank have a device of its own?
   bool shared() const { return local_rank_ >= devices_; }
   int local_rank() const { return local_rank_; }
@@ -28,6 +35,7 @@ class DeviceContext {
   // A transport that works on streams of its own.
   struct Watcher {
     virtual ~Watcher() = default;
+    virtual Stream own_stream() const = 0;
     // Again and again while the host waits in synchronise, `first` once in each; may throw.
     virtual void look(bool first) = 0;
     // Ends what is under way, by waiting a little or by giving it up.
@@ -42,6 +50,9 @@ class DeviceContext {
   void copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream) const;
   void copy_out(std::byte* host, const std::byte* device, size_t bytes, Stream) const;
   void copy_within(std::byte* to, const std::byte* from, size_t bytes, Stream) const;
+  void fill(std::byte*, int byte, size_t bytes, Stream) const;
+  void digest(const std::byte*, uint64_t elements, const shardproof_hash&, DigestParts,
+              shardproof_digest* sum, Stream) const;
   void divide(std::byte*, int64_t elements, DType, int ranks, Stream) const;
   Stream create_stream() const;
   void destroy_stream(Stream) const noexcept;
@@ -57,7 +68,7 @@ class DeviceContext {
   void check_memory(int code, size_t bytes) const;
   const DeviceApi& api_;
   int local_rank_ = 0, devices_ = 0;
-  Stream stream_ = nullptr;
+  std::array<Stream, 1 + side_streams> streams_{};
   Event mark_ = nullptr;  // of synchronise
   Watcher* watcher_ = nullptr;
 };

@@ -9,7 +9,10 @@
 #include <cstring>
 #include <string>
 
+#include "oracle/cuda/digest.hpp"
 #include "oracle/cuda/divide.hpp"
+#include "oracle/cuda/spin.hpp"
+#include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/device_kernels.hpp"
 
 namespace shardproof {
@@ -78,6 +81,25 @@ constexpr DeviceApi cuda_runtime = {
           return noted(cudaError_t(divide(memory, elements, int(dtype), ranks, s)));
         },
     .text = [](int code) { return cudaGetErrorString(cudaError_t(code)); },
+    .spin = [](Stream s, int64_t nanoseconds) { return noted(cudaError_t(spin(nanoseconds, s))); },
+    .digest =
+        [](const void* memory, uint64_t elements, const shardproof_hash& hash, uint64_t first,
+           DigestParts parts, shardproof_digest* sum, Stream s) {
+          return noted(cudaError_t(digest_on_device(memory, elements, hash, first, parts, sum, s)));
+        },
+};
+
+constexpr DeviceBench bench = {
+    .sum_of_words =
+        [](const void* memory, uint64_t words, uint64_t* sum, Stream s) {
+          return noted(cudaError_t(sum_of_words(memory, words, sum, s)));
+        },
+    .gemm =
+        [](DType dtype, int64_t m, int64_t n, int64_t k, const void* a, bool a_turned,
+           const void* b, bool b_turned, void* c, Stream s) {
+          return primitives::cuda::contiguous_gemm(primitives::Number(int(dtype)), m, n, k, a,
+                                                   a_turned, b, b_turned, c, s);
+        },
 };
 
 ncclComm_t comm_of(NcclComm c) { return static_cast<ncclComm_t>(c); }
@@ -185,7 +207,7 @@ std::string settings() {
         "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_SOCKET_IFNAME"})
     if (const char* value = std::getenv(name)) text += std::string(name) + "=" + value + "\n";
   if (!std::getenv("NCCL_ALGO")) text += "NCCL_ALGO=Ring (set by the transport)\n";
-  return text + "cuBLAS=f32 without TF32, half types summed in f32\n";
+  return text + primitives::cuda::blas_settings();
 }
 
 }  // namespace
@@ -194,7 +216,7 @@ std::string settings() {
 extern "C" const shardproof::DeviceModule* shardproof_device_module() {
   using namespace shardproof;
   static const std::string text = description();
-  static const DeviceModule module{DeviceModule::current, text.c_str(), cuda_runtime, nccl,
+  static const DeviceModule module{DeviceModule::current, text.c_str(), cuda_runtime, nccl, bench,
                                    cuda::device_kernels,  settings};
   return &module;
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "oracle/digest/digest.hpp"
+
 namespace shardproof {
 
 Placed::Placed(Buffer host, const DeviceContext* device) : host_(std::move(host)), device_(device) {
@@ -10,13 +12,17 @@ Placed::Placed(Buffer host, const DeviceContext* device) : host_(std::move(host)
   mirror_ = device_->allocate(bytes_);
 }
 Placed::~Placed() {
-  if (mirror_) device_->release(mirror_);
+  for (std::byte* memory : {mirror_, withdrawn_, reinterpret_cast<std::byte*>(sum_)})
+    if (memory) device_->release(memory);
 }
 Placed::Placed(Placed&& other) noexcept { *this = std::move(other); }
 Placed& Placed::operator=(Placed&& other) noexcept {
   std::swap(host_, other.host_);
   std::swap(device_, other.device_);
   std::swap(mirror_, other.mirror_);
+  std::swap(withdrawn_, other.withdrawn_);
+  std::swap(sum_, other.sum_);
+  std::swap(fetched_, other.fetched_);
   std::swap(bytes_, other.bytes_);
   return *this;
 }
@@ -32,8 +38,30 @@ View Placed::view() const {
 void Placed::send() const {
   if (mirror_) device_->copy_in(mirror_, storage(), bytes_, device_->stream());
 }
+void Placed::withdraw() {
+  if (!mirror_) return;
+  if (!withdrawn_) withdrawn_ = device_->allocate(bytes_);
+  device_->copy_within(withdrawn_, mirror_, bytes_, device_->stream());
+  device_->fill(mirror_, 0xEE, bytes_, device_->stream());
+}
+void Placed::bring_again() const {
+  if (withdrawn_) device_->copy_within(mirror_, withdrawn_, bytes_, device_->stream());
+}
 void Placed::fetch() {
   if (mirror_) device_->copy_out(storage(), mirror_, bytes_, device_->stream());
+  if (sum_)
+    device_->copy_out(reinterpret_cast<std::byte*>(&fetched_), reinterpret_cast<std::byte*>(sum_),
+                      sizeof fetched_, device_->stream());
+}
+void Placed::take_digest() {
+  const View v = view();
+  if (!mirror_ || v.elements() == 0 || !v.contiguous()) return;
+  auto* memory = reinterpret_cast<std::byte*>(sum_);
+  if (!memory) memory = device_->allocate(sizeof fetched_);
+  sum_ = reinterpret_cast<shardproof_digest*>(memory);
+  device_->fill(memory, 0, sizeof fetched_, device_->stream());
+  device_->digest(v.data, uint64_t(v.elements()), digest::hash_of_run("", v.dtype, v.elements()),
+                  DigestParts::two_lanes, sum_, device_->stream());
 }
 
 }  // namespace shardproof

@@ -23,12 +23,22 @@ class Placed {
   // read.
   void send() const;
   void fetch();
+  // The digest of a contiguous view as it lies on the device, raw, by its place in the view; in
+  // words where its length is one of words. Enqueued, there after the next fetch.
+  void take_digest();
+  const shardproof_digest* digest() const { return sum_ ? &fetched_ : nullptr; }
+  // Takes away what was sent, and brings it again: between the two lies whatever else is put on the
+  // rank's stream. Other streams that do not wait for it meet 0xEE.
+  void withdraw();
+  void bring_again() const;
 
  private:
   std::byte* storage() const { return host_.view().data - Buffer::guard_bytes; }
   Buffer host_;
   const DeviceContext* device_ = nullptr;
-  std::byte* mirror_ = nullptr;
+  std::byte *mirror_ = nullptr, *withdrawn_ = nullptr;
+  shardproof_digest* sum_ = nullptr;  // on the device
+  shardproof_digest fetched_{};
   size_t bytes_ = 0;
 };
 

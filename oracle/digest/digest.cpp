@@ -101,6 +101,12 @@ Hash hash_of(const std::string& tensor, DType type, shardproof_mode mode) {
   return shardproof_hash_named(tensor.c_str(), code(type), mode);
 }
 
+Hash hash_of_run(const std::string& tensor, DType type, int64_t elements) {
+  Hash h = hash_of(tensor, type);
+  if (elements % int64_t(8 / shardproof_size(h.dtype)) == 0) h.unit = SHARDPROOF_WORD;
+  return h;
+}
+
 Digest digest_of(const Hash& hash, const std::byte* elements, std::span<const int64_t> global) {
   Digest d{};
   const size_t size = shardproof_size(hash.dtype);

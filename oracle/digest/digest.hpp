@@ -25,6 +25,8 @@ using Digest = shardproof_digest;
 using Hash = shardproof_hash;
 
 Hash hash_of(const std::string& tensor, DType, shardproof_mode = SHARDPROOF_RAW);
+// The same in words where a run of that many elements is one of words.
+Hash hash_of_run(const std::string& tensor, DType, int64_t elements);
 // Local elements, row-major, with the global index of each.
 Digest digest_of(const Hash&, const std::byte* elements, std::span<const int64_t> global);
 Digest sum(std::span<const Digest>);

@@ -38,6 +38,13 @@
 extern "C" {
 #endif
 
+/* What a kernel of a device calls, too (oracle/digest/units.hpp). */
+#ifdef __CUDACC__
+#define SHARDPROOF_BOTH __host__ __device__ static inline
+#else
+#define SHARDPROOF_BOTH static inline
+#endif
+
 typedef enum {
   SHARDPROOF_F64,
   SHARDPROOF_F32,
@@ -72,18 +79,18 @@ typedef struct {
     z = z ^ (z >> 31);                                  \
   } while (0)
 
-static inline uint64_t shardproof_fmix(uint64_t z) {
+SHARDPROOF_BOTH uint64_t shardproof_fmix(uint64_t z) {
   SHARDPROOF_FMIX(z);
   return z;
 }
 
-static inline uint64_t shardproof_mix(uint64_t salt, uint64_t index, uint64_t bits) {
+SHARDPROOF_BOTH uint64_t shardproof_mix(uint64_t salt, uint64_t index, uint64_t bits) {
   return shardproof_fmix(shardproof_fmix(salt + (index + 1) * SHARDPROOF_GOLDEN) ^ bits);
 }
 
-static inline size_t shardproof_size(shardproof_dtype dtype) {
-  static const size_t sizes[] = {8, 4, 2, 2, 8, 4};
-  return sizes[dtype];
+SHARDPROOF_BOTH size_t shardproof_size(shardproof_dtype dtype) {
+  if (dtype == SHARDPROOF_F64 || dtype == SHARDPROOF_I64) return 8;
+  return dtype == SHARDPROOF_F32 || dtype == SHARDPROOF_I32 ? 4 : 2;
 }
 
 static inline const char* shardproof_dtype_name(shardproof_dtype dtype) {
@@ -128,19 +135,20 @@ typedef struct {
   uint64_t sign, exponent, step;
 } shardproof_format;
 
-static inline shardproof_format shardproof_format_of(shardproof_dtype dtype) {
-  static const int fraction[] = {52, 23, 7, 10}, width[] = {64, 32, 16, 16};
+SHARDPROOF_BOTH shardproof_format shardproof_format_of(shardproof_dtype dtype) {
   shardproof_format f = {0, 0, 0};
+  int fraction;
   if (dtype > SHARDPROOF_F16) return f;
-  f.sign = UINT64_C(1) << (width[dtype] - 1);
-  f.step = UINT64_C(1) << fraction[dtype];
+  fraction = dtype == SHARDPROOF_F64 ? 52 : dtype == SHARDPROOF_F32 ? 23 : dtype == SHARDPROOF_BF16 ? 7 : 10;
+  f.sign = UINT64_C(1) << (8 * shardproof_size(dtype) - 1);
+  f.step = UINT64_C(1) << fraction;
   f.exponent = f.sign - f.step;
   return f;
 }
 
 /* The bits of one element, counted and in the mode's form. The NaN of CANON is quiet and positive.
  */
-static inline uint64_t shardproof_counted(shardproof_digest* d, const shardproof_hash* h,
+SHARDPROOF_BOTH uint64_t shardproof_counted(shardproof_digest* d, const shardproof_hash* h,
                                           uint64_t bits) {
   const shardproof_format f = shardproof_format_of(h->dtype);
   const uint64_t magnitude = bits & (f.sign - 1);
@@ -154,16 +162,21 @@ static inline uint64_t shardproof_counted(shardproof_digest* d, const shardproof
   return h->mode == SHARDPROOF_CANON && negative_zero ? 0 : bits;
 }
 
-static inline uint64_t shardproof_load(const void* element, size_t size) {
+SHARDPROOF_BOTH uint64_t shardproof_load(const void* element, size_t size) {
+#ifdef __CUDA_ARCH__ /* where elements lie at multiples of their size, a word at one of 8 */
+  if (size == 8) return *(const uint64_t*)element;
+  return size == 4 ? *(const uint32_t*)element : *(const uint16_t*)element;
+#else
   uint64_t eight;
   uint32_t four;
   uint16_t two;
   if (size == 8) return memcpy(&eight, element, 8), eight;
   if (size == 4) return memcpy(&four, element, 4), four;
   return memcpy(&two, element, 2), two;
+#endif
 }
 
-static inline void shardproof_digest_unit(shardproof_digest* d, const shardproof_hash* h,
+SHARDPROOF_BOTH void shardproof_digest_unit(shardproof_digest* d, const shardproof_hash* h,
                                           uint64_t index, uint64_t bits) {
   int lane;
   for (lane = 0; lane < 2; ++lane) {
@@ -199,7 +212,7 @@ typedef struct {
   uint64_t lane[2], coverage[2], not_finite, negative_zeros;
 } shardproof_sums;
 
-static inline shardproof_lens shardproof_lens_of(const shardproof_hash* h) {
+SHARDPROOF_BOTH shardproof_lens shardproof_lens_of(const shardproof_hash* h) {
   const shardproof_format f = shardproof_format_of(h->dtype);
   const uint64_t width = 8 * shardproof_size(h->dtype);
   const uint64_t elements = h->unit == SHARDPROOF_WORD ? 64 / width : 1;

@@ -1,5 +1,6 @@
 // cuBLAS behind blas.hpp. A handle and its workspace belong to one stream, so that products on two
-// streams never share memory. f32 is not rounded to TF32, and sums of half types stay in f32.
+// streams never share memory. f32 is rounded to TF32 where a product says so and nowhere else, and
+// sums of half types stay in f32.
 #include "primitives/cuda/blas.hpp"
 
 #include <cublas_v2.h>
@@ -7,6 +8,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 
 namespace shardproof::primitives::cuda {
 namespace {
@@ -73,11 +75,50 @@ int bare_gemm(const BareGemm& g, void* stream) {
   const bool wide = g.in == Number::f64;
   const double one = 1, beta = g.add ? 1 : 0;
   const float one_f = 1, beta_f = float(beta);
-  return cublasGemmEx_64(
-      h.get(), operation(g.b), operation(g.a), g.n, g.m, g.k,
-      wide ? static_cast<const void*>(&one) : &one_f, g.b.data, type_of(g.in), g.b.ld, g.a.data,
-      type_of(g.in), g.a.ld, wide ? static_cast<const void*>(&beta) : &beta_f, g.c.data,
-      type_of(g.out), g.c.ld, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  return cublasGemmEx_64(h.get(), operation(g.b), operation(g.a), g.n, g.m, g.k,
+                         wide ? static_cast<const void*>(&one) : &one_f, g.b.data, type_of(g.in),
+                         g.b.ld, g.a.data, type_of(g.in), g.a.ld,
+                         wide ? static_cast<const void*>(&beta) : &beta_f, g.c.data, type_of(g.out),
+                         g.c.ld,
+                         wide     ? CUBLAS_COMPUTE_64F
+                         : g.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                  : CUBLAS_COMPUTE_32F,
+                         CUBLAS_GEMM_DEFAULT);
+}
+
+namespace {
+
+std::string bits_of(int64_t value) {
+  std::string text;
+  for (const auto& [bit, name] :
+       {std::pair<int64_t, const char*>(CUBLAS_PEDANTIC_MATH, "pedantic"),
+        {CUBLAS_TF32_TENSOR_OP_MATH, "TF32"},
+        {CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, "no reduced-precision reduction"}})
+    if ((value & bit) == bit) text += (text.empty() ? "" : ", ") + std::string(name);
+  return text.empty() ? "default" : text;
+}
+
+}  // namespace
+
+// Asked of a handle that is made as those of products are.
+std::string blas_settings() {
+  const Handle h(nullptr);
+  if (h.code() != 0) return "cuBLAS=no handle, " + std::to_string(h.code()) + "\n";
+  cublasMath_t mode = CUBLAS_DEFAULT_MATH;
+  cublasAtomicsMode_t atomics = CUBLAS_ATOMICS_NOT_ALLOWED;
+  cublasPointerMode_t pointers = CUBLAS_POINTER_MODE_HOST;
+  int version = 0, target = 0;
+  int code = cublasGetMathMode(h.get(), &mode);
+  if (!code) code = cublasGetAtomicsMode(h.get(), &atomics);
+  if (!code) code = cublasGetPointerMode(h.get(), &pointers);
+  if (!code) code = cublasGetVersion(h.get(), &version);
+  if (!code) code = cublasGetSmCountTarget(h.get(), &target);
+  if (code) return "cuBLAS=cannot be asked, " + std::to_string(code) + "\n";
+  return "cuBLAS.version=" + std::to_string(version) + "\ncuBLAS.math=" + bits_of(mode) +
+         "\ncuBLAS.atomics=" + (atomics == CUBLAS_ATOMICS_ALLOWED ? "allowed" : "not allowed") +
+         "\ncuBLAS.scalars=" + (pointers == CUBLAS_POINTER_MODE_HOST ? "host" : "device") +
+         "\ncuBLAS.multiprocessors=" + (target == 0 ? "all" : std::to_string(target)) +
+         "\ncuBLAS.workspace=" + std::to_string(workspace_bytes >> 20) + " MiB a stream\n";
 }
 
 }  // namespace shardproof::primitives::cuda

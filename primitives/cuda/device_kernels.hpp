@@ -18,31 +18,38 @@
 
 namespace shardproof::cuda {
 
-// A kernel whose work goes to the stream of its rank.
+// A kernel whose work goes to the stream of its rank, its products in TF32 or not.
 class OnRanksStream final : public Kernel {
  public:
-  explicit OnRanksStream(std::unique_ptr<Kernel> kernel) : kernel_(std::move(kernel)) {}
+  explicit OnRanksStream(std::unique_ptr<Kernel> kernel, bool tf32 = false)
+      : kernel_(std::move(kernel)), tf32_(tf32) {}
   std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
                                  std::span<const View> outputs) override {
-    const primitives::OnStream scope(rank.stream());
+    const Scope scope(rank, tf32_);
     return kernel_->forward(rank, inputs, outputs);
   }
   void backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
                 std::span<const View> gradients) override {
-    const primitives::OnStream scope(rank.stream());
+    const Scope scope(rank, tf32_);
     kernel_->backward(rank, saved, cotangents, gradients);
   }
   void finish(Rank& rank, Saved& saved, std::span<const View> gradients) override {
-    const primitives::OnStream scope(rank.stream());
+    const Scope scope(rank, tf32_);
     kernel_->finish(rank, saved, gradients);
   }
   bool init(Rank& rank, std::span<const View> parameters) override {
-    const primitives::OnStream scope(rank.stream());
+    const Scope scope(rank, tf32_);
     return kernel_->init(rank, parameters);
   }
 
  private:
+  struct Scope {
+    Scope(Rank& rank, bool tf32) : stream(rank.stream()), products(tf32) {}
+    primitives::OnStream stream;
+    primitives::InTf32 products;
+  };
   std::unique_ptr<Kernel> kernel_;
+  bool tf32_;
 };
 
 template <auto make>
@@ -54,16 +61,27 @@ std::unique_ptr<Kernel> ours() {
   return std::make_unique<OnRanksStream>(std::make_unique<Primitive>());
 }
 
+template <class Primitive>
+std::unique_ptr<Kernel> in_tf32() {
+  return std::make_unique<OnRanksStream>(std::make_unique<Primitive>(), true);
+}
+
 template <primitives::Strategy strategy>
 std::unique_ptr<Kernel> attention() {
   return std::make_unique<OnRanksStream>(primitives::blockwise_attention(strategy));
+}
+
+// primitives/cuda/twins.hpp
+template <auto make>
+constexpr DeviceKernel broken(const char* contract, const char* control) {
+  return {contract, made<make>, control, ""};
 }
 
 inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},
-    DeviceKernel{"norm_sequence", made<primitives::cuda::norm_sequence_or_twin>},
+    DeviceKernel{"norm_sequence", ours<primitives::NormSequence>},
     DeviceKernel{"block", ours<primitives::Block>},
     DeviceKernel{"replicated_gradients", ours<primitives::ReplicatedGradients>},
     DeviceKernel{"replicated_router", ours<primitives::ReplicatedRouter>},
@@ -79,7 +97,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"rotary_context", ours<primitives::RotaryContext>},
     DeviceKernel{"loss_packed", ours<primitives::LossPacked>},
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
-    DeviceKernel{"mapping_copy", made<primitives::cuda::mapping_copy_or_twin>},
+    DeviceKernel{"mapping_copy", made<mapping_copy>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},
     DeviceKernel{"mapping_all_reduce", made<mapping_all_reduce>},
@@ -94,6 +112,17 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"mapping_invariant_to_partial", made<mapping_invariant_to_partial>},
     DeviceKernel{"mapping_replicate_to_partial", made<mapping_replicate_to_partial>},
     DeviceKernel{"mapping_reinterpret", made<mapping_reinterpret>},
+    DeviceKernel{"linear_column", in_tf32<primitives::LinearColumn>, "", tf32_subject},
+    DeviceKernel{"linear_row", in_tf32<primitives::LinearRow>, "", tf32_subject},
+    DeviceKernel{"linear_column", in_tf32<primitives::LinearColumn>, "tf32_undeclared"},
+    DeviceKernel{"linear_row", in_tf32<primitives::LinearRow>, "tf32_undeclared"},
+    broken<primitives::cuda::event_wait_missing>("mapping_copy", "event_wait_missing"),
+    broken<primitives::cuda::input_wait_missing>("mapping_copy", "input_wait_missing"),
+    broken<primitives::cuda::refilled_before_read>("mapping_copy", "refilled_before_read"),
+    broken<primitives::cuda::tail_unwritten>("mapping_copy", "tail_unwritten"),
+    broken<primitives::cuda::dense_read>("mapping_copy", "dense_read"),
+    broken<primitives::cuda::offset_in_32_bits>("mapping_copy", "offset_in_32_bits"),
+    broken<primitives::cuda::barrier_missing>("norm_sequence", "barrier_missing"),
 };
 
 }  // namespace shardproof::cuda

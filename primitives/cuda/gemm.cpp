@@ -95,6 +95,7 @@ int launch(const Gemm& g, void* stream) {
   bare.m = g.a.m(), bare.n = g.b.k(), bare.k = g.a.k();
   if (bare.m == 0 || bare.n == 0) return 0;
   bare.in = input_type(g);
+  bare.tf32 = g.tf32 && bare.in == Number::f32;
   Scratch a(stream), b(stream), c(stream);
   if (int code = factor(g.a, bare.in, a, bare.a, stream)) return code;
   if (int code = factor(g.b, bare.in, b, bare.b, stream)) return code;

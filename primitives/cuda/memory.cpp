@@ -27,9 +27,14 @@ int download(void* to, const void* from, size_t bytes, void* stream) {
   return code ? code : cudaStreamSynchronize(s);
 }
 
-int create_stream(void** stream) {
-  return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+int order(void* later, void* earlier) {
+  cudaEvent_t event = nullptr;
+  int code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  if (code) return code;
+  code = cudaEventRecord(event, static_cast<cudaStream_t>(earlier));
+  if (!code) code = cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0);
+  const int destroyed = cudaEventDestroy(event);  // the runtime keeps it until it is complete
+  return code ? code : destroyed;
 }
-int synchronise(void* stream) { return cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }
 
 }  // namespace shardproof::primitives::executor

@@ -1,8 +1,5 @@
 #include "primitives/cuda/twins.hpp"
 
-#include <cstdlib>
-#include <string>
-
 #include "primitives/cuda/twin_bodies.hpp"
 #include "primitives/mapping.hpp"
 #include "primitives/mapping_maps.hpp"
@@ -12,40 +9,51 @@
 namespace shardproof::primitives::cuda {
 namespace {
 
-std::string twin() {
-  const char* named = std::getenv("SHARDPROOF_DEVICE_TWIN");
-  return named ? named : "";
-}
+using mapping::all_reduce;
+
+void order(Stream later, Stream earlier) { check(executor::order(later, earlier), "a wait"); }
 
 // ---- mapping_copy: forward a copy, backward the healthy all-reduce
 
-Stream other_stream() {
-  thread_local Stream other = nullptr;
-  if (!other) check(executor::create_stream(&other), "a stream");
-  return other;
+void copy_on(Stream stream, const View& from, const View& to) {
+  const OnStream elsewhere(stream);
+  convert(from, to);
 }
 
-void on_other_stream(Rank&, const View& in, const View& out) {
-  const OnStream elsewhere(other_stream());
-  convert(in, out);
+template <bool waits_for_input, bool is_waited_for>
+void on_side_stream(Rank& rank, const View& in, const View& out) {
+  const Stream own = rank.stream(), side = rank.side_stream(1);
+  if (waits_for_input) order(side, own);
+  copy_on(side, in, out);
+  if (is_waited_for) order(own, side);
 }
 
 void through_a_buffer(Rank& rank, const View& in, const View& out) {
+  const Stream own = rank.stream(), side = rank.side_stream(1);
   const View buffer = rank.workspace(in.dtype, in.shape);
   convert(in, buffer);
-  check(executor::synchronise(OnStream::current()), "a wait");
-  {
-    const OnStream reader(other_stream());
-    convert(buffer, out);
-  }
-  set_zero(buffer);
-  check(executor::synchronise(OnStream::current()), "a wait");
-  check(executor::synchronise(other_stream()), "a wait");
+  order(side, own);
+  copy_on(side, buffer, out);
+  set_zero(buffer);  // for whoever comes next, with the reader still at it
+  order(own, side);
 }
 
 template <class Body>
 void copied_by(Rank&, const View& in, const View& out) {
-  perform(Body{tensor(in), tensor(out)}, "a broken copy");
+  perform(Body{{tensor(in), tensor(out)}}, "a broken copy");
+}
+
+// Rows so far apart that the last begins 4 GiB behind the first.
+void through_four_gigabytes(Rank&, const View& in, const View& out) {
+  const int64_t rows = in.shape.at(0), row = in.elements() / std::max<int64_t>(rows, 1),
+                apart = (int64_t(1) << 32) / int64_t(size_of(in.dtype)) /
+                            std::max<int64_t>(rows - 1, 1) +
+                        row;
+  const Kept memory(in.dtype, {apart * (rows - 1) + row});
+  View far = memory.view();
+  far.shape = {rows, row}, far.strides = {apart, 1};
+  perform(CopyNarrowOffset{{tensor(in), tensor(far)}}, "a broken copy");
+  convert(far, out);
 }
 
 // ---- norm_sequence: rows by a team without barriers
@@ -68,20 +76,25 @@ class HastyNorm final : public NormSequence {
 
 }  // namespace
 
-std::unique_ptr<Kernel> mapping_copy_or_twin() {
-  using mapping::all_reduce;
-  const std::string name = twin();
-  if (name == "event_wait_missing") return mapping::pair(on_other_stream, all_reduce);
-  if (name == "refilled_before_read") return mapping::pair(through_a_buffer, all_reduce);
-  if (name == "tail_unwritten") return mapping::pair(copied_by<CopyWithoutTail>, all_reduce);
-  if (name == "dense_read") return mapping::pair(copied_by<CopyDense>, all_reduce);
-  if (name == "offset_in_32_bits") return mapping::pair(copied_by<CopyNarrowOffset>, all_reduce);
-  return mapping_copy();
+std::unique_ptr<Kernel> event_wait_missing() {
+  return mapping::pair(on_side_stream<true, false>, all_reduce);
 }
-
-std::unique_ptr<Kernel> norm_sequence_or_twin() {
-  if (twin() == "barrier_missing") return std::make_unique<HastyNorm>();
-  return std::make_unique<NormSequence>();
+std::unique_ptr<Kernel> input_wait_missing() {
+  return mapping::pair(on_side_stream<false, true>, all_reduce);
 }
+std::unique_ptr<Kernel> event_waits_made() {
+  return mapping::pair(on_side_stream<true, true>, all_reduce);
+}
+std::unique_ptr<Kernel> refilled_before_read() {
+  return mapping::pair(through_a_buffer, all_reduce);
+}
+std::unique_ptr<Kernel> tail_unwritten() {
+  return mapping::pair(copied_by<CopyWithoutTail>, all_reduce);
+}
+std::unique_ptr<Kernel> dense_read() { return mapping::pair(copied_by<CopyDense>, all_reduce); }
+std::unique_ptr<Kernel> offset_in_32_bits() {
+  return mapping::pair(through_four_gigabytes, all_reduce);
+}
+std::unique_ptr<Kernel> barrier_missing() { return std::make_unique<HastyNorm>(); }
 
 }  // namespace shardproof::primitives::cuda

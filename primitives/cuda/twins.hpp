@@ -1,17 +1,19 @@
-// Broken kernels of a device: each imitates a fault that lies in a kernel or a stream, and is
-// judged in the place of the healthy one where SHARDPROOF_DEVICE_TWIN names it.
+// Broken kernels of a device: each imitates a fault that lies in a kernel or a stream. They are
+// registered in primitives/controls/device.cpp, which names the check that must catch each; the
+// module of devices makes them.
 //
-//   twin                     of              the fault                                    caught by
-//   event_wait_missing       mapping_copy    the result is made on a stream nobody joins   memory
-//   refilled_before_read     mapping_copy    a buffer is filled again before its reader    forward
-//                                            on another stream is done
-//   tail_unwritten           mapping_copy    the grid is rounded down to whole warps       memory
-//   dense_read               mapping_copy    a strided view is read as if it had no gaps   forward
-//   offset_in_32_bits        mapping_copy    byte offsets wrap at 4 GiB                    forward
-//   barrier_missing          norm_sequence   a block's sum is read before all of its       forward,
-//                                            warps have written theirs                     repeat
+//   twin                     of              the fault
+//   event_wait_missing       mapping_copy    the result is made on a side stream; nobody waits for
+//   it input_wait_missing       mapping_copy    the side stream does not wait for the argument
+//   refilled_before_read     mapping_copy    a buffer is filled again before its reader on the side
+//                                            stream is done
+//   tail_unwritten           mapping_copy    the grid is rounded down to whole warps
+//   dense_read               mapping_copy    a strided view is read as if it had no gaps
+//   offset_in_32_bits        mapping_copy    byte offsets wrap at 4 GiB, in a buffer of that size
+//   barrier_missing          norm_sequence   a block's sum is read before all of its warps have
+//                                            written theirs
 //
-// A double of a device shows the first four; the fifth wants a tensor of 4 GiB, the last a race.
+// event_waits_made is healthy: the first two with both of their waits, on the same streams.
 #pragma once
 #include <memory>
 
@@ -19,7 +21,13 @@
 
 namespace shardproof::primitives::cuda {
 
-std::unique_ptr<Kernel> mapping_copy_or_twin();
-std::unique_ptr<Kernel> norm_sequence_or_twin();
+std::unique_ptr<Kernel> event_wait_missing();
+std::unique_ptr<Kernel> input_wait_missing();
+std::unique_ptr<Kernel> event_waits_made();
+std::unique_ptr<Kernel> refilled_before_read();
+std::unique_ptr<Kernel> tail_unwritten();
+std::unique_ptr<Kernel> dense_read();
+std::unique_ptr<Kernel> offset_in_32_bits();
+std::unique_ptr<Kernel> barrier_missing();
 
 }  // namespace shardproof::primitives::cuda

@@ -40,10 +40,6 @@ int download(void* to, const void* from, size_t bytes, void*) {
   return 0;
 }
 
-int create_stream(void** stream) {
-  *stream = nullptr;
-  return 0;
-}
-int synchronise(void*) { return 0; }
+int order(void*, void*) { return 0; }
 
 }  // namespace shardproof::primitives::executor

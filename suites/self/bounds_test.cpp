@@ -75,6 +75,11 @@ TEST(Precision, FollowsStorageAndDeclaration) {
   Declared truncating;
   truncating.truncates = true;
   EXPECT_TRUE(of("dtype=bf16", truncating).truncates);
+  Declared tf32;
+  tf32.multiplies_in_tf32 = true;
+  EXPECT_EQ(of("dtype=f32", tf32).u_factor, 0x1p-10);
+  EXPECT_EQ(of("dtype=bf16", tf32).u_factor, 0);  // holds its factors as they are
+  EXPECT_EQ(of("dtype=f32").u_factor, 0);
 }
 
 TEST(Bounds, ZeroOnExactData) {
@@ -99,6 +104,15 @@ TEST(Bounds, FirstOrder) {
   expect_first_order(Setting("tp=2 dtype=f64 fill=normal").bound(3, g), (63 + 80) * 0x1p-53);
   // No reduction: the wire does not enter.
   expect_first_order(Setting("tp=2 dtype=f32 fill=normal").bound(3, gauge(10, 4, 1)), 43 * 0x1p-24);
+}
+
+// Two factors of a product, each off by 2^-10 of itself at most: 2 x 10 x 2^-10 beside the rest.
+TEST(Bounds, FactorsInTf32AreOffByAUnitEach) {
+  Setting s("tp=2 dtype=f32 fill=normal");
+  s.e.declared.multiplies_in_tf32 = true;
+  const double bound = s.bound(3, gauge(10, 4, 2));
+  EXPECT_GE(bound, 20 * 0x1p-10);
+  EXPECT_LE(bound, 20.1 * 0x1p-10);
 }
 
 TEST(Bounds, TruncationDoublesAccumulation) {

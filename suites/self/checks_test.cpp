@@ -716,6 +716,21 @@ TEST(Replica, ShowsTheFirstElementThatDiffers) {
       "rank 3 parts from rank 0 (want; got: rank 3), the first that differs, others by up to 50");
 }
 
+// What was fetched agrees, what lies on the devices does not.
+TEST(Replica, ADigestOfTheDeviceCounts) {
+  auto play = reduce(4);
+  play->run("replica");
+  for (int r = 0; r < 4; ++r) play->result(r, 0, false).on_device = true;
+  EXPECT_EQ(play->judge_again("replica").verdict, Verdict::passed);
+  play->result(2, 0, false).lanes[1] = 1;
+  const CheckResult r = play->judge_again("replica");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].ranks, std::vector<int>{2});
+  EXPECT_NE(r.findings[0].message.find("digests that the devices took"), std::string::npos);
+  play->result(2, 0, false).on_device = false;  // none was taken there
+  EXPECT_EQ(play->judge_again("replica").verdict, Verdict::passed);
+}
+
 TEST(Replica, RankZeroCanBeTheOneThatParts) {
   auto play = reduce(4);
   play->run("replica");
@@ -1045,7 +1060,7 @@ TEST(Rejection, UnanimousSilentAndAlike) {
 TEST(Checks, OrderAndLetters) {
   std::string letters;
   for (const Check& c : all_checks()) letters += c.letter;
-  EXPECT_EQ(letters, "FGADRLSMNPCKUJ");
+  EXPECT_EQ(letters, "FGADRLSMNEPCKUJ");
   EXPECT_FALSE(check_named("rejection").due(*reduce(2)->e.contract, *reduce(2)->e.line, {}));
   try {
     check_named("gradients");

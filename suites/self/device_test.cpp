@@ -19,6 +19,7 @@
 #include "oracle/comm/ledger.hpp"
 #include "oracle/cuda/placed.hpp"
 #include "oracle/cuda/staged_door.hpp"
+#include "oracle/digest/digest.hpp"
 #include "oracle/registry.hpp"
 #include "suites/self/device_double/program.hpp"
 
@@ -27,6 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using doubles::double_api, doubles::double_module, doubles::here, doubles::open_module;
+using doubles::fast;
 using doubles::program, doubles::Ran, doubles::shell;
 
 // ---- Device memory is the device's
@@ -146,6 +148,27 @@ TEST_F(PlacedBuffer, AChangedArgumentIsSeen) {
   put(p.view().data + 8, {5});
   fetch(p);
   EXPECT_EQ(p.host().changed_since(before), 1);
+}
+
+// As the host takes it of the same bytes, in words and, where an odd one is left over, in elements.
+TEST_F(PlacedBuffer, ItsDigestIsThatOfItsBytes) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (int64_t n : {8, 13}) {
+      Placed p(Buffer(dtype, {n}), &device);
+      std::vector<double> values;
+      for (int64_t i = 0; i < n; ++i) values.push_back(double(i) - 4);
+      fill_from(p.host().view(), values);
+      p.send();
+      EXPECT_EQ(p.digest(), nullptr);
+      p.take_digest();
+      fetch(p);
+      ASSERT_NE(p.digest(), nullptr);
+      shardproof_digest due{};
+      const auto hash = digest::hash_of_run("", dtype, n);
+      EXPECT_EQ(hash.unit == SHARDPROOF_WORD, n == 8 || dtype == DType::f64);
+      ASSERT_EQ(shardproof_digest_run(&due, &hash, p.host().view().data, uint64_t(n), 0), 0);
+      EXPECT_TRUE(digest::same(*p.digest(), due)) << name(dtype) << " " << n;
+    }
 }
 
 TEST_F(PlacedBuffer, MovesKeepItsMemory) {
@@ -313,20 +336,35 @@ TEST_F(Staged, HostViewsPassThroughBehindTheStream) {
 
 // What is registered for devices is what a module offers, neither more nor less.
 TEST(Registry, DeviceSubjectsAreTheKernelsOfTheModule) {
-  std::set<std::string> registered, offered;
+  std::set<std::string> registered, offered, in_tf32, offered_in_tf32;
   const Registry registry = all_families();
   for (const Subject& s : registry.subjects())
-    if (s.name == device_subject) registered.insert(s.contract);
-  for (const DeviceKernel& k : double_module().kernels) offered.insert(k.contract);
+    if (is_device_subject(s.name))
+      (s.name == device_subject ? registered : in_tf32).insert(s.contract);
+  std::set<std::string> controls, broken;
+  for (const Control& c : registry.controls())
+    if (on_device(c, registry)) controls.insert(c.contract + " " + c.name);
+  for (const DeviceKernel& k : double_module().kernels)
+    *k.control ? broken.insert(std::string(k.contract) + " " + k.control)
+    : k.subject == std::string(device_subject) ? offered.insert(k.contract)
+                                               : offered_in_tf32.insert(k.contract);
   EXPECT_EQ(registered, offered);
+  EXPECT_EQ(in_tf32, offered_in_tf32);
+  EXPECT_EQ(controls, broken);
+  EXPECT_TRUE(broken.contains("mapping_copy event_wait_missing"));
   EXPECT_TRUE(offered.contains("mapping_all_reduce"));
 }
 
 TEST(Program, EveryKernelOfTheModuleIsJudgedOnTheDevice) {
-  const Ran ran = program("gate --tier smoke --device cuda --require staged.np2,staged.np4");
+  const Ran ran = program("gate --tier smoke --device cuda --require staged.np2,staged.np4", fast);
   EXPECT_EQ(ran.exit, 0) << ran.text;
   EXPECT_TRUE(ran.says("staged 2 4 proven")) << ran.text;
   EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
+  // Slow streams would show every time what the controls of `stream` must show when it asks.
+  const Ran slow = program(
+      "gate --tier smoke --device cuda --check "
+      "forward,gradient,adjoint,gradcheck,replica,ledger,memory,repeat,accumulate");
+  EXPECT_EQ(slow.exit, 0) << slow.text;
 }
 
 TEST(Program, OneDimsUnevenBlocksHalfTypesAndGroupsOfOneRank) {
@@ -356,27 +394,110 @@ TEST(Program, FaultsOfCallsAndPayloadsAreSeenOnTheDevice) {
   }
 }
 
-// Broken kernels of primitives/cuda/twins.hpp that a double can show, each by the check that must see
-// it while another passes.
+// Broken kernels of a device, each by its check alone while the ledger is as it should be. On
+// streams as fast as a device's may be what only an order of events makes wrong is right in every
+// run but that in which the stream that ought to be waited for is late.
 TEST(Program, DeviceTwinsAreCaughtByTheirChecks) {
   struct Twin {
-    const char *name, *line, *check, *said;
+    const char *contract, *control, *words, *check, *said, *silent;
   };
+  constexpr const char* others = "forward,gradient,memory,repeat";
   for (const Twin& t :
-       {Twin{"event_wait_missing", "", "memory", "never written"},
-        Twin{"refilled_before_read", "", "forward", "got 0"},
-        Twin{"tail_unwritten", "tokens=5 hidden=7", "memory", "3 elements never written"},
-        Twin{"dense_read", "strides=transposed", "forward", "forward"}}) {
-    const std::string twin = fmt::format("SHARDPROOF_DEVICE_TWIN={}", t.name);
-    const std::string line = fmt::format("run mapping_copy tp=2 device=cuda {}", t.line);
-    const Ran ran = program(line + " --check " + t.check, twin);
-    EXPECT_EQ(ran.exit, 1) << t.name << "\n" << ran.text;
-    EXPECT_TRUE(ran.says(t.said)) << t.name << "\n" << ran.text;
-    EXPECT_EQ(program(line + " --check ledger", twin).exit, 0) << t.name;
-    EXPECT_EQ(program(line + " --check " + t.check).exit, 0) << t.name << ": the healthy kernel";
+       {Twin{"mapping_copy", "event_wait_missing", "", "stream", "with the side stream 1 late",
+             others},
+        Twin{"mapping_copy", "input_wait_missing", "", "stream", "with the rank's stream late",
+             others},
+        Twin{"mapping_copy", "refilled_before_read", "", "stream", "got 0", others},
+        Twin{"mapping_copy", "tail_unwritten", "tokens=5 hidden=7", "memory",
+             "3 elements never written", "ledger"},
+        Twin{"mapping_copy", "dense_read", "strides=transposed", "forward", "forward", "ledger"},
+        Twin{"mapping_copy", "offset_in_32_bits", "", "forward", "forward", "ledger"},
+        Twin{"linear_column", "tf32_undeclared", "dtype=f32 fill=normal", "forward", "forward",
+             "memory"},
+        Twin{"linear_row", "tf32_undeclared", "dtype=f32 fill=normal", "gradient", "gradient",
+             "memory"},
+        Twin{"norm_sequence", "barrier_missing", "hidden=320", "forward", "forward", "memory"}}) {
+    const auto run = [&](const char* control, const char* checks) {
+      return program(fmt::format("run {} tp=2 device=cuda {} {} --check {}", t.contract, t.words,
+                                 control, checks),
+                     fast);
+    };
+    const std::string control = std::string("control=") + t.control;
+    const Ran ran = run(control.c_str(), t.check), silent = run(control.c_str(), t.silent);
+    EXPECT_EQ(ran.exit, 1) << t.control << "\n" << ran.text;
+    EXPECT_TRUE(ran.says(t.said)) << t.control << "\n" << ran.text;
+    EXPECT_EQ(silent.exit, 0) << t.control << "\n" << silent.text;
+    EXPECT_EQ(run("", t.check).exit, 0) << t.control << ": the healthy kernel";
   }
-  const Ran dense = program("run mapping_copy tp=2 device=cuda", "SHARDPROOF_DEVICE_TWIN=dense_read");
+  // Slow streams show the missing events in every run.
+  for (const auto& [name, check, said] :
+       {std::tuple("event_wait_missing", "memory", "never written"),
+        std::tuple("refilled_before_read", "forward", "got 0")}) {
+    const Ran ran = program(
+        fmt::format("run mapping_copy tp=2 device=cuda control={} --check {}", name, check));
+    EXPECT_EQ(ran.exit, 1) << ran.text;
+    EXPECT_TRUE(ran.says(said)) << ran.text;
+  }
+  const Ran dense = program("run mapping_copy tp=2 device=cuda control=dense_read", fast);
   EXPECT_EQ(dense.exit, 0) << "nothing is strided there\n" << dense.text;
+}
+
+TEST(Program, AGateOnDevicesCatchesItsControls) {
+  const Ran ran =
+      program("gate mapping_copy norm_sequence --device cuda --tier smoke --ranks 2", fast);
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+  const Ran listed = program(
+      "gate mapping_copy norm_sequence --device cuda --tier smoke --ranks 2 --dry-run", fast);
+  for (const char* name : {"event_wait_missing", "input_wait_missing", "refilled_before_read",
+                           "tail_unwritten", "dense_read", "offset_in_32_bits", "barrier_missing"})
+    EXPECT_TRUE(listed.says(fmt::format("control={}", name))) << name << "\n" << listed.text;
+  EXPECT_FALSE(program("gate mapping_copy norm_sequence --tier smoke --ranks 2 --dry-run")
+                   .says("device=cuda"));
+}
+
+// The same products, declared: within the bound of their factors' 11 bits, exact on integers of
+// these.
+TEST(Program, ProductsInTf32AreJudgedAsDeclared) {
+  for (const char* contract : {"linear_column", "linear_row"})
+    for (const char* words : {"fill=normal", "fill=cancelling", "fill=integers",
+                              "fill=normal tokens=96 in=320 out=64"}) {
+      const Ran ran = program(
+          fmt::format("run {} tp=2 dtype=f32 device=cuda subject=cuda_tf32 {}", contract, words),
+          fast);
+      EXPECT_EQ(ran.exit, 0) << contract << " " << words << "\n" << ran.text;
+    }
+  EXPECT_EQ(program("run linear_row tp=2 dtype=f32 subject=cuda_tf32").exit, 2) << "on the host";
+  EXPECT_EQ(program("run linear_row tp=2 dtype=bf16 device=cuda subject=cuda_tf32").exit, 2);
+}
+
+TEST(Program, WorkOnTwoStreamsWithItsWaitsIsHealthy) {
+  const std::string healthy = std::string(fast) + " SHARDPROOF_DOUBLE_KERNEL=two_streams";
+  for (const std::string& streams :
+       {healthy, std::string("SHARDPROOF_DOUBLE_KERNEL=two_streams")}) {
+    const Ran ran = program("run mapping_copy tp=2 device=cuda", streams);
+    EXPECT_EQ(ran.exit, 0) << ran.text;
+    EXPECT_TRUE(ran.says("stream")) << ran.text;
+  }
+}
+
+// Everything that ours and the transports put on streams is ordered, on fast streams and on slow
+// ones.
+TEST(Program, OursStandsTheStreamCheckOnEveryTransport) {
+  for (const char* line :
+       {"attention_ring cp=3", "linear_row tp=2 sp=on", "linear_row tp=2 transport=nccl"})
+    for (const char* streams : {fast, ""}) {
+      const Ran ran = program(fmt::format("run {} device=cuda --check stream", line),
+                              std::string("SHARDPROOF_DOUBLE_DEVICES=2 ") + streams);
+      EXPECT_EQ(ran.exit, 0) << line << " " << streams << "\n" << ran.text;
+    }
+}
+
+// A transport that reads before the caller's stream has written is seen by the stream that is late.
+TEST(Program, AKernelOnAStreamOfItsOwnIsSeenWhenTheRanksIsLate) {
+  const Ran ran = program("run mapping_copy tp=2 device=cuda --check stream",
+                          std::string(fast) + " SHARDPROOF_DOUBLE_KERNEL=null_stream");
+  EXPECT_EQ(ran.exit, 1) << ran.text;
+  EXPECT_TRUE(ran.says("with the rank's stream late")) << ran.text;
 }
 
 TEST(Program, AKernelThatTouchesDeviceMemoryOnTheHostCrashes) {
@@ -402,7 +523,7 @@ TEST(Program, AKernelThatWritesPastTheEndIsSeenInTheGuardZone) {
 
 TEST(Program, ACodeThatOutlivesItsCallEndsTheRankAndTheNextCaseIsSound) {
   const Ran ran = program("gate mapping_copy mapping_scatter tp=2 --tier smoke --device cuda",
-                          "SHARDPROOF_DOUBLE_KERNEL=sticky_code");
+                          std::string(fast) + " SHARDPROOF_DOUBLE_KERNEL=sticky_code");
   EXPECT_EQ(ran.exit, 1) << ran.text;
   EXPECT_TRUE(ran.says("700")) << ran.text;
   EXPECT_TRUE(ran.says("CRASHED    mapping_copy")) << ran.text;
@@ -507,9 +628,13 @@ TEST(Program, ARunOnTheHostAsksForNoDevice) {
   EXPECT_EQ(ran.exit, 0) << ran.text;
 }
 
-TEST(Program, BrokenTwinsAreHostKernels) {
-  const Ran ran = program("run linear_row tp=2 device=cuda control=row_bias_gradient_times_p");
-  EXPECT_EQ(ran.exit, 2) << ran.text;
+TEST(Program, BrokenTwinsRunWhereTheyWereMade) {
+  for (const char* line : {"linear_row tp=2 device=cuda control=row_bias_gradient_times_p",
+                           "mapping_copy tp=2 control=event_wait_missing"}) {
+    const Ran ran = program(fmt::format("run {}", line));
+    EXPECT_EQ(ran.exit, 2) << ran.text;
+    EXPECT_TRUE(ran.says("where the broken twin runs")) << ran.text;
+  }
   EXPECT_EQ(program("run mapping_reduce tp=2 subject=cuda").exit, 2);
 }
 

@@ -16,6 +16,7 @@
 #include "oracle/comm/world.hpp"
 #include "oracle/digest/bytes_hash.hpp"
 #include "oracle/digest/digest.hpp"
+#include "oracle/digest/units.hpp"
 
 namespace shardproof::digest {
 namespace {
@@ -345,6 +346,42 @@ TEST(DigestForms, Avx512AddsTheSameBits) {
 }
 #endif
 
+// What the threads of a device add, however many share the units: the same digest, and its lanes
+// alone.
+void expect_of_threads(const Hash& h, const void* data, uint64_t elements, uint64_t first) {
+  Digest due{};
+  ASSERT_EQ(shardproof_digest_run(&due, &h, data, elements, first), 0);
+  Units units;
+  ASSERT_TRUE(Units::of(h, data, elements, first, units));
+  for (uint64_t threads : {1, 7, 256}) {
+    Digest sum{};
+    uint64_t one[1] = {}, two[2] = {};
+    for (uint64_t t = 0; t < threads; ++t) {
+      units.add(t, threads, sum);
+      if (h.mode != SHARDPROOF_RAW) continue;
+      units.add_lanes(t, threads, one);
+      units.add_lanes(t, threads, two);
+    }
+    EXPECT_EQ(std::memcmp(&sum, &due, sizeof sum), 0) << shardproof_dtype_name(h.dtype) << h.unit;
+    if (h.mode != SHARDPROOF_RAW) continue;
+    EXPECT_EQ(one[0], due.lane[0]);
+    EXPECT_EQ(two[0], due.lane[0]);
+    EXPECT_EQ(two[1], due.lane[1]);
+  }
+}
+
+TEST(DigestForms, ADeviceRefusesRunsThatAreNotOfWords) {
+  Hash h = shardproof_hash_plain(SHARDPROOF_BF16, SHARDPROOF_RAW);
+  Units units;
+  EXPECT_TRUE(Units::of(h, nullptr, 5, 3, units));
+  h.unit = SHARDPROOF_WORD;
+  EXPECT_TRUE(Units::of(h, nullptr, 8, 4, units));
+  EXPECT_EQ(units.units, 2u);
+  EXPECT_EQ(units.first, 1u);
+  EXPECT_FALSE(Units::of(h, nullptr, 5, 4, units));
+  EXPECT_FALSE(Units::of(h, nullptr, 8, 2, units));
+}
+
 // By the definition, element by element, whatever the chunks: 1300 elements are three of them.
 TEST(DigestForms, RunsAreSumsOfElementsInEveryTypeAndMode) {
   const double special[] = {0.0, -0.0, INFINITY, -INFINITY, std::nan("")};
@@ -378,6 +415,8 @@ TEST(DigestForms, RunsAreSumsOfElementsInEveryTypeAndMode) {
       EXPECT_EQ(counts.infinities, elements.infinities);
       EXPECT_EQ(counts.negative_zeros, elements.negative_zeros);
       EXPECT_EQ(counts.elements, elements.elements);
+      expect_of_threads(h, data, f64.size(), 3);
+      expect_of_threads(words, data, f64.size(), 8);
     }
 }
 

@@ -394,11 +394,23 @@ std::string planted(const std::string& what) {
 }
 
 TEST(Program, LanesOfNcclAreProven) {
-  const Ran ran =
-      program("gate mapping --tier smoke --transport nccl --require nccl.np2,nccl.np4", eight);
+  const Ran ran = program("gate mapping --tier smoke --transport nccl --require nccl.np2,nccl.np4",
+                          fmt::format("{} {}", eight, doubles::fast));
   EXPECT_EQ(ran.exit, 0) << ran.text;
   EXPECT_TRUE(ran.says("nccl 2 4 proven")) << ran.text;
   EXPECT_TRUE(ran.says(", 0 skipped")) << ran.text;
+}
+
+// A ring rounds what it passes on at every hop: within the bound, which counts p roundings in the
+// type of the wire, on data that rounds; and exact where every sum is an integer of the type.
+TEST(Program, HalfTypesAreRoundedAtEveryHopOfTheRing) {
+  for (const char* line :
+       {"mapping_all_reduce tp=8 dtype=bf16 fill=normal", "mapping_all_reduce tp=8 dtype=bf16",
+        "mapping_reduce_scatter tp=4 dtype=f16 fill=normal",
+        "linear_row tp=4 dtype=bf16 fill=normal"}) {
+    const Ran ran = program(fmt::format("run {} transport=nccl device=cuda", line), eight);
+    EXPECT_EQ(ran.exit, 0) << line << "\n" << ran.text;
+  }
 }
 
 TEST(Program, FewerDevicesThanRanksAreRefusedInOneLineAndNotProven) {

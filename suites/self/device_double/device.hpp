@@ -14,10 +14,10 @@ int enqueue_when(void* stream, std::function<bool()> work);
 // The shadow of device memory, where all of it lies in one allocation. Elsewhere the address
 // itself, which nobody may touch. For work that is being done.
 std::byte* reach(const void* device, size_t bytes);
+inline constexpr size_t without_pages = size_t(1) << 30;
 int allocate(void** memory, size_t bytes);
 void discard(void* memory);  // at once; for work that is being done
-int create_stream(void** stream);
-int synchronise(void* stream);
+int order(void* later, void* earlier);  // streams
 int fill(void* to, int byte, size_t bytes, void* stream);
 const NcclApi& nccl();  // among processes
 

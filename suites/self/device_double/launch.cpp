@@ -39,14 +39,24 @@ int launch(const Body& body, void* stream) {
 #define SHARDPROOF_QUEUED(Body) template int launch<Body>(const Body&, void*);
 SHARDPROOF_BODIES(SHARDPROOF_QUEUED)
 SHARDPROOF_TWIN_BODIES(SHARDPROOF_QUEUED)
-SHARDPROOF_QUEUED(NormWithoutBarrier)
 #undef SHARDPROOF_QUEUED
+
+template <>
+int launch(const NormWithoutBarrier& body, void* stream) {
+  return enqueue(stream, [here = body]() mutable {
+    here.each_tensor(reach_tensor);
+    here.wide ? rows_without_barrier<double>(here) : rows_without_barrier<float>(here);
+  });
+}
 
 bool on_device() { return true; }
 
+// What is as large as no case's tensors stays without pages until it is written to.
 int allocate(void** memory, size_t bytes, void* stream) {
   const int code = device_double::allocate(memory, bytes);
-  return code ? code : device_double::fill(*memory, 0xFF, bytes, stream);
+  return code || bytes >= device_double::without_pages
+             ? code
+             : device_double::fill(*memory, 0xFF, bytes, stream);
 }
 int release(void* memory, void* stream) {
   return enqueue(stream, [memory] { device_double::discard(memory); });
@@ -61,11 +71,10 @@ int upload(void* to, const void* from, size_t bytes, void* stream) {
 
 int download(void* to, const void* from, size_t bytes, void* stream) {
   const int code = enqueue(stream, [=] { std::memcpy(to, reach(from, bytes), bytes); });
-  return code ? code : synchronise(stream);
+  return code ? code : device_double::synchronise(stream);
 }
 
-int create_stream(void** stream) { return device_double::create_stream(stream); }
-int synchronise(void* stream) { return device_double::synchronise(stream); }
+int order(void* later, void* earlier) { return device_double::order(later, earlier); }
 
 }  // namespace executor
 
@@ -80,6 +89,13 @@ Tensor reached(const BareGemm::Matrix& m, Number n, int64_t rows, int64_t column
   return t;
 }
 
+// Toward zero: the farthest that a factor may be from what it was.
+template <class A>
+A factor(const BareGemm& g, A value) {
+  if (!g.tf32) return value;
+  return A(same_bits<float>(same_bits<uint32_t>(float(value)) & ~uint32_t((1 << 13) - 1)));
+}
+
 template <class A>
 void multiply(const BareGemm& g) {
   const Tensor a = reached(g.a, g.in, g.m, g.k), b = reached(g.b, g.in, g.k, g.n),
@@ -87,7 +103,8 @@ void multiply(const BareGemm& g) {
   for (int64_t i = 0; i < g.m; ++i)
     for (int64_t j = 0; j < g.n; ++j) {
       A sum = 0;
-      for (int64_t l = 0; l < g.k; ++l) sum += a.load<A>(i * g.k + l) * b.load<A>(l * g.n + j);
+      for (int64_t l = 0; l < g.k; ++l)
+        sum += factor(g, a.load<A>(i * g.k + l)) * factor(g, b.load<A>(l * g.n + j));
       c.store(i * g.n + j, g.add ? A(sum + c.load<A>(i * g.n + j)) : sum);
     }
 }

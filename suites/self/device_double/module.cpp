@@ -3,16 +3,20 @@
 //
 //   memory    addresses of pages that nobody may touch, contents in a shadow: a host access is a
 //             SIGSEGV, and so is what a kernel would reach outside of an allocation
-//   streams   queues; nothing is done before the host waits for it: a copy that is read too early
-//             is not there, a source that is reused too early is copied as it is then. Release
-//             waits for all of them, as it does on a device
+//   streams   queues, each as fast as a device may be: work is done when it is enqueued, unless
+//             something before it on its stream is not done yet. A spin is not done before the host
+//             waits for it. Release waits for all streams, as it does on a device
 //   the null stream  is a queue that no one waits for
 //
+// SHARDPROOF_DOUBLE_STREAMS=lazy  as slow as a device may be: nothing is done before the host waits
+//                              for it: a copy that is read too early is not there, a source that is
+//                              reused too early is copied as it is then
 // SHARDPROOF_DOUBLE_DEVICES=N  there are N devices (1)
 // SHARDPROOF_DOUBLE_CODE=N     counting devices gives code N
 // SHARDPROOF_DOUBLE_FULL=N     there is no memory left on device N
 // SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end,
-// sticky_code, or sticky_once:FILE, which is so in the one case that can make the file
+// sticky_code, or sticky_once:FILE, which is so in the one case that can make the file;
+// two_streams: it is right, on a side stream with both of its waits
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -27,6 +31,8 @@
 #include <string>
 #include <vector>
 
+#include "oracle/digest/units.hpp"
+#include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/device_kernels.hpp"
 #include "suites/self/device_double/device.hpp"
 
@@ -36,9 +42,34 @@ namespace {
 constexpr int success = 0, invalid_value = 1, illegal_address = 700;
 constexpr std::byte fresh{0xEE};  // what memory holds before it is written
 
+// The shadow of an allocation: pages that come when they are written to.
+class Shadow {
+ public:
+  Shadow() = default;
+  explicit Shadow(size_t bytes) : bytes_(bytes) {
+    void* p = ::mmap(nullptr, bytes_ + 1, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) data_ = static_cast<std::byte*>(p);
+    if (data_ && bytes_ < device_double::without_pages) std::memset(data_, int(fresh), bytes_);
+  }
+  ~Shadow() {
+    if (data_) ::munmap(data_, bytes_ + 1);
+  }
+  Shadow(Shadow&& other) noexcept { *this = std::move(other); }
+  Shadow& operator=(Shadow&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  std::byte* data() const { return data_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
 struct Block {
   size_t reserved = 0;
-  std::vector<std::byte> shadow;
+  Shadow shadow;
 };
 struct Queue {
   std::deque<std::function<bool()>> work;  // true: done
@@ -74,8 +105,44 @@ bool advance(Queue& q, uint64_t number) {
   }
   return true;
 }
+
+int host_waits = 0;  // for something: spins are over then
+
+class Waits {
+ public:
+  Waits() { ++host_waits; }
+  ~Waits() { --host_waits; }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
+};
+
+bool lazy() {
+  static const char* streams = std::getenv("SHARDPROOF_DOUBLE_STREAMS");
+  return streams && std::string(streams) == "lazy";
+}
+
+// All that can be done by now is done.
+void pump() {
+  static bool pumping = false;
+  if (lazy() || pumping) return;
+  pumping = true;
+  for (bool more = true; more;) {
+    more = false;
+    for (Queue* q : queues()) {
+      const uint64_t before = q->done;
+      advance(*q, q->enqueued);
+      more = more || q->done != before;
+    }
+  }
+  pumping = false;
+}
+
 void run_until(Queue& q, uint64_t number) {
-  while (!advance(q, number)) ::sched_yield();
+  {
+    const Waits waits;
+    while (!advance(q, number)) ::sched_yield();
+  }
+  pump();
 }
 
 }  // namespace
@@ -87,6 +154,7 @@ int enqueue_when(void* s, std::function<bool()> work) {
   Queue& q = queue_of(s);
   q.work.push_back(std::move(work));
   ++q.enqueued;
+  pump();
   return success;
 }
 int enqueue(void* s, std::function<void()> work) {
@@ -128,7 +196,12 @@ int allocate(void** memory, size_t bytes) {
   const size_t page = 4096, reserved = (bytes + page) / page * page;
   void* p = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return out_of_memory;
-  blocks()[static_cast<std::byte*>(p)] = {reserved, std::vector<std::byte>(bytes, fresh)};
+  Shadow shadow(bytes);
+  if (!shadow.data()) {
+    ::munmap(p, reserved);
+    return out_of_memory;
+  }
+  blocks()[static_cast<std::byte*>(p)] = {reserved, std::move(shadow)};
   *memory = p;
   return success;
 }
@@ -177,12 +250,42 @@ int query(Event e) {
   Hold hold(lock);
   if (broken) return illegal_address;
   const Mark& m = *static_cast<Mark*>(e);
+  const Waits waits;
   return !m.queue || advance(*m.queue, m.number) ? success : not_ready;
 }
 int order(Stream s, Event e) {
   const Mark m = *static_cast<Mark*>(e);
   if (!m.queue) return success;
   return enqueue_when(s, [m] { return advance(*m.queue, m.number); });
+}
+int spin(Stream s, int64_t) {
+  return enqueue_when(s, [] { return host_waits > 0; });
+}
+// By a few threads one after the other, as a device's kernel shares the units among its own.
+int take_digest(const void* memory, uint64_t elements, const shardproof_hash& hash, uint64_t first,
+                DigestParts parts, shardproof_digest* sum, Stream s) {
+  digest::Units u;
+  const bool raw = hash.mode == SHARDPROOF_RAW;
+  if (!digest::Units::of(hash, nullptr, elements, first, u)) return invalid_value;
+  if (parts != DigestParts::all && !raw) return invalid_value;
+  return enqueue(s, [=]() mutable {
+    constexpr uint64_t threads = 7;
+    u.data = reinterpret_cast<const unsigned char*>(
+        reach(memory, size_t(elements) * shardproof_size(hash.dtype)));
+    shardproof_digest own{};
+    uint64_t one[1] = {}, two[2] = {};
+    for (uint64_t t = 0; t < threads; ++t) {
+      if (parts == DigestParts::all) u.add(t, threads, own);
+      if (parts == DigestParts::one_lane) u.add_lanes(t, threads, one);
+      if (parts == DigestParts::two_lanes) u.add_lanes(t, threads, two);
+    }
+    own.lane[0] += one[0] + two[0], own.lane[1] += two[1];
+    std::byte* at = reach(sum, sizeof *sum);
+    shardproof_digest there;
+    std::memcpy(&there, at, sizeof there);
+    shardproof_digest_add(&there, &own);
+    std::memcpy(at, &there, sizeof there);
+  });
 }
 int divide(void* memory, int64_t elements, DType dtype, int ranks, Stream s) {
   return enqueue(s, [=] {
@@ -258,6 +361,26 @@ constexpr DeviceApi api = {
     .order = order,
     .divide = divide,
     .text = text,
+    .spin = spin,
+    .digest = take_digest,
+};
+
+constexpr DeviceBench bench = {
+    .sum_of_words =
+        [](const void* memory, uint64_t words, uint64_t* sum, Stream s) {
+          return enqueue(s, [=] {
+            const std::byte* x = reach(memory, words * 8);
+            uint64_t all = 0, word = 0;
+            for (uint64_t i = 0; i < words; ++i) std::memcpy(&word, x + 8 * i, 8), all += word;
+            std::memcpy(reach(sum, 8), &all, 8);
+          });
+        },
+    .gemm =
+        [](DType dtype, int64_t m, int64_t n, int64_t k, const void* a, bool a_turned,
+           const void* b, bool b_turned, void* c, Stream s) {
+          return primitives::cuda::contiguous_gemm(primitives::Number(int(dtype)), m, n, k, a,
+                                                   a_turned, b, b_turned, c, s);
+        },
 };
 
 }  // namespace
@@ -266,8 +389,11 @@ constexpr DeviceApi api = {
 
 namespace device_double {
 int allocate(void** memory, size_t bytes) { return shardproof::allocate(memory, bytes); }
-int create_stream(void** stream) { return api.create_stream(stream); }
-int synchronise(void* stream) { return shardproof::synchronise(stream); }
+int order(void* later, void* earlier) {
+  Mark m;
+  record(&m, earlier);
+  return shardproof::order(later, &m);
+}
 void discard(void* memory) {
   Hold hold(lock);
   auto found = blocks().find(static_cast<std::byte*>(memory));
@@ -318,13 +444,14 @@ class Wrong final : public Kernel {
 std::unique_ptr<Kernel> copy_or_wrong() {
   const char* set = std::getenv("SHARDPROOF_DOUBLE_KERNEL");
   const std::string how = set ? set : "", once = "sticky_once:";
+  if (how == "two_streams") return cuda::made<primitives::cuda::event_waits_made>();
   if (how.starts_with(once)) {
     if (::open(how.substr(once.size()).c_str(), O_CREAT | O_EXCL, 0600) >= 0)
       return std::make_unique<Wrong>("sticky_code");
   } else if (set) {
     return std::make_unique<Wrong>(how);
   }
-  return cuda::made<primitives::cuda::mapping_copy_or_twin>();
+  return cuda::made<mapping_copy>();
 }
 
 }  // namespace
@@ -335,12 +462,15 @@ extern "C" const shardproof::DeviceModule* shardproof_device_module() {
   static auto kernels = [] {
     auto list = cuda::device_kernels;
     for (DeviceKernel& k : list)
-      if (k.contract == std::string("mapping_copy")) k.make = copy_or_wrong;
+      if (k.contract == std::string("mapping_copy") && !*k.control) k.make = copy_or_wrong;
     return list;
   }();
-  static const DeviceModule module{
-      DeviceModule::current, "a double of a device", api, device_double::nccl(), kernels, [] {
-        return std::string("driver=none\n");
-      }};
+  static const DeviceModule module{DeviceModule::current,
+                                   "a double of a device",
+                                   api,
+                                   device_double::nccl(),
+                                   bench,
+                                   kernels,
+                                   [] { return std::string("driver=none\n"); }};
   return &module;
 }

@@ -5,6 +5,7 @@
 //                   stands. A call to one that is in progress is an invalid usage
 //   calls           that differ between ranks never complete; sends and receives outside of a group
 //                   are an invalid usage
+//   reductions      along a ring, in the type of the tensor: half types are rounded at every hop
 //   abort           ends the own part only: peers wait on
 //
 // SHARDPROOF_DOUBLE_NCCL=WHAT@RANK plants, on one rank of each communicator:
@@ -149,47 +150,49 @@ bool step(const Comm& c, Leg& leg) {
   return true;
 }
 
-template <class T>
-T combined(const std::vector<T>& parts, Reduce reduce) {
-  T result = parts[0];
-  for (size_t m = 1; m < parts.size(); ++m) {
-    if (reduce == Reduce::max)
-      result = parts[m] > result ? parts[m] : result;
-    else
-      result += parts[m];
-  }
-  return result;
-}
-
-// Element by element in the order of the ranks; an average is a sum of contributions times 1/p.
-void reduce_into(const Comm& c, const Call& call, int64_t first, int64_t count, std::byte* out) {
+// Element by element along a ring that begins behind the owner of the element's share: what is
+// passed on is in the type of the tensor, so that half types are rounded at every hop. An average
+// is a sum of contributions times 1/p.
+template <class A>
+void reduce_along_ring(const Comm& c, const Call& call, int64_t i, std::byte* out) {
   const DType d = call.form.dtype;
   const int64_t e = int64_t(size_of(d));
-  const double factor = call.form.reduce == Reduce::avg ? 1.0 / c.ranks : 1.0;
+  const int64_t shares = call.form.what == What::reduce_scatter ? 1 : c.ranks;
+  const int64_t share = std::max<int64_t>(1, (call.form.count + shares - 1) / shares);
+  const A factor = call.form.reduce == Reduce::avg ? A(1) / A(c.ranks) : A(1);
+  const auto part = [&](int hop) {
+    const int rank = int((i / share + 1 + hop) % c.ranks);
+    const std::byte* at = c.slot(rank, call.number) + i * e;
+    if (d != DType::i64) return A(A(load(at, d)) * factor);
+    int64_t value;
+    std::memcpy(&value, at, sizeof value);
+    return A(value);
+  };
+  const auto pass_on = [&](A value) {
+    if (d != DType::i64) return store(out, d, double(value));
+    const int64_t whole = int64_t(value);
+    std::memcpy(out, &whole, sizeof whole);
+  };
+  A sum = part(0);
+  for (int hop = 1; hop < c.ranks; ++hop) {
+    pass_on(sum);
+    if (d != DType::i64) sum = A(load(out, d));
+    const A more = part(hop);
+    sum = call.form.reduce == Reduce::max ? (more > sum ? more : sum) : A(sum + more);
+  }
+  pass_on(sum);
+}
+
+void reduce_into(const Comm& c, const Call& call, int64_t first, int64_t count, std::byte* out) {
+  const DType d = call.form.dtype;
   for (int64_t i = 0; i < count; ++i) {
-    const auto at = [&](int m) { return c.slot(m, call.number) + (first + i) * e; };
-    std::vector<double> wide;
-    std::vector<float> narrow;
-    std::vector<int64_t> whole;
-    for (int m = 0; m < c.ranks; ++m) {
-      if (d == DType::i64) {
-        int64_t value;
-        std::memcpy(&value, at(m), sizeof value);
-        whole.push_back(value);
-      } else if (d == DType::f64 || d == DType::i32) {
-        wide.push_back(load(at(m), d) * factor);
-      } else {
-        narrow.push_back(float(load(at(m), d) * factor));
-      }
-    }
-    if (!whole.empty()) {
-      const int64_t value = combined(whole, call.form.reduce);
-      std::memcpy(out + i * e, &value, sizeof value);
-    } else {
-      store(out + i * e, d,
-            wide.empty() ? double(combined(narrow, call.form.reduce))
-                         : combined(wide, call.form.reduce));
-    }
+    std::byte* to = out + i * int64_t(size_of(d));
+    if (d == DType::i64)
+      reduce_along_ring<int64_t>(c, call, first + i, to);
+    else if (d == DType::f64 || d == DType::i32)
+      reduce_along_ring<double>(c, call, first + i, to);
+    else
+      reduce_along_ring<float>(c, call, first + i, to);
   }
 }
 

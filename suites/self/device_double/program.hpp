@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
@@ -30,6 +31,11 @@ inline const DeviceModule& double_module() {
   return *module;
 }
 inline const DeviceApi& double_api() { return double_module().api; }
+
+// What a test asks of the double: streams that do nothing before the host waits, where it does not
+// say `fast`.
+inline const bool lazy_streams = ::setenv("SHARDPROOF_DOUBLE_STREAMS", "lazy", 1) == 0;
+inline constexpr const char* fast = "SHARDPROOF_DOUBLE_STREAMS=fast";
 
 struct Ran {
   int exit = -1;
