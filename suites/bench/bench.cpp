@@ -26,6 +26,7 @@
 #include "oracle/gate.hpp"
 #include "oracle/run.hpp"
 #include "reference/linear.hpp"
+#include "suites/bench/device_rows.hpp"
 #include "suites/bench/timed_kernel.hpp"
 
 extern char** environ;
@@ -35,13 +36,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-
-struct Row {
-  std::string name, transport;
-  int ranks;
-  double value;
-  std::string unit, against;
-};
 
 double median(std::vector<double> v) {
   std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
@@ -355,12 +349,18 @@ int main(int argc, char** argv) try {
   using namespace shardproof;
   if (argc > 1 && !std::strcmp(argv[1], "--worker")) return mpi_worker(argc, argv, all_reduce_rank);
   std::string file, only;
+  int64_t device_scale = 0;  // 0: the rows of the host
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if ((word == "--json" || word == "--only") && i + 1 < argc) {
       (word == "--json" ? file : only) = argv[++i];
+    } else if (word == "--device") {
+      device_scale = std::max<int64_t>(device_scale, 1);
+    } else if (word == "--scale" && i + 1 < argc && std::atoi(argv[i + 1]) >= 1) {
+      device_scale = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "shardproof_bench: expected [--only NAME] [--json FILE], met '%s'\n", argv[i]);
+      std::fprintf(stderr, "shardproof_bench: expected [--only NAME] [--json FILE], or [--device [--scale N]] [--json FILE], met '%s'\n",
+                   argv[i]);
       return 2;
     }
   }
@@ -371,7 +371,8 @@ int main(int argc, char** argv) try {
   const auto command = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "shardproof";
   const Registry registry = all_families();
   std::vector<Row> rows;
-  for (const Measurement& m : measurements(registry, argv[0], command.string()))
+  if (device_scale > 0) rows = device_rows(registry, device_scale);
+  for (const Measurement& m : device_scale > 0 ? std::vector<Measurement>{} : measurements(registry, argv[0], command.string()))
     if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end()) m.rows(rows);
   if (rows.empty()) {
     std::fprintf(stderr, "shardproof_bench: --only: expected the name of a row, met '%s'; without it all rows are printed\n", only.c_str());
