@@ -18,6 +18,7 @@ inline constexpr size_t without_pages = size_t(1) << 30;
 int allocate(void** memory, size_t bytes);
 void discard(void* memory);  // at once; for work that is being done
 int order(void* later, void* earlier);  // streams
+int synchronise(void* stream);
 int fill(void* to, int byte, size_t bytes, void* stream);
 const NcclApi& nccl();  // among processes
 
