@@ -274,11 +274,13 @@ Refusal masks(const Case& line) {
 
 // Where scores of neighbouring keys lie farther apart than exp reaches, softmax is the choice of
 // one key: the gradients of q and k are 0 everywhere, and nothing can be wrong with them. Scores
-// are products of q and k, or of two inputs and two weights with `hidden` terms each.
+// are products of q and k, or of two inputs and two weights with `hidden` terms each. The scale
+// that is usual is taken at every width.
 Refusal sharpness(const Case& line) {
   constexpr double most = 1000;
-  const bool of_block = line.has("hidden");
-  const double drawn = line.text("fill") != "large" ? 1
+  const bool of_block = line.has("hidden"), large = line.text("fill") == "large";
+  if (!large && line.text("scale").empty()) return std::nullopt;
+  const double drawn = !large                       ? 1
                        : line.dtype() == DType::f16 ? 0x1p6
                                                     : 0x1p20,
                hidden = of_block ? double(line.at("hidden")) : 1;
@@ -357,7 +359,7 @@ std::optional<Rejected> refused_context(const Case& line) {
 
 std::optional<Rejected> refused_attention(const Case& line) {
   if (Refusal r = refused_context(line)) return r;
-  return first_refusal(masks(line), sharpness(line), heads(line), countable(line));
+  return first_refusal(masks(line), heads(line), countable(line), sharpness(line));
 }
 
 std::optional<Rejected> refused_attention_alltoall(const Case& line) {

@@ -169,7 +169,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
        {"smaller extents"}},
       {{"run", "linear_row", "tp=2", "dtype=f16", "fill=large"},
        {"fill", "65504", "f16", "fill=normal"}},
-      {{"run", "attention_alltoall", "tp=2", "dtype=f16", "fill=large"},
+      {{"run", "attention_alltoall", "tp=2", "dtype=f16", "fill=large", "head_dim=64"},
        {"fill", "65504", "gradient of"}},
       {{"gate", "--in-process"}, {"--in-process", "--transport threads"}},
       {{"gate", "--in-process", "--transport", "mpi"}, {"--in-process", "mpi"}},
@@ -405,7 +405,7 @@ TEST_F(Command, AnInterruptedGateSaysSo) {
   Ended ended =
       start({"gate", "--tier", "nightly", "--report", report}, folder / "out", [&](pid_t child) {
         // The folder appears just before the run begins.
-        for (int i = 0; i < 500 && !fs::exists(report); ++i)
+        for (int i = 0; i < 6000 && !fs::exists(report); ++i)
           std::this_thread::sleep_for(std::chrono::milliseconds(20));
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
         kill(child, SIGINT);

@@ -385,6 +385,7 @@ TEST(Drift, ARankThatDiesBetweenItsStepsIsNamed) {
   Control dies;
   dies.name = "dies_while_it_waits";
   dies.contract = "block";
+  dies.witness = "block tp=2 sp=on";
   dies.make = [] { return std::make_unique<DiesWhileItWaits>(); };
   r.add(std::move(dies));
   DriftOptions o;

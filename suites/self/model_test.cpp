@@ -370,7 +370,7 @@ TEST(ModelCommand, SpeaksOfWhatItsPatternLeavesAlone) {
   };
   const Ended ended = asked("attention_ring");
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_TRUE(holds(ended.out, "runs     attention, ring")) << ended.out;
+  EXPECT_TRUE(holds(ended.out, "attention, ring    attention_ring tp=2 cp=2")) << ended.out;
   EXPECT_EQ(ended.out.find("runs"), ended.out.rfind("runs")) << ended.out;
   for (const char* other : {"MLP", "mlp", "norm_sequence", "attention_allgather"})
     EXPECT_FALSE(holds(ended.out, other)) << other << "\n" << ended.out;
