@@ -33,6 +33,7 @@
 #include "oracle/gate.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/memory_watch.hpp"
 #include "oracle/model.hpp"
 #include "oracle/prepared/judge.hpp"
 #include "oracle/prepared/prepare.hpp"
@@ -58,11 +59,12 @@ enum Exit {
 // ---- speaking
 
 // A reader that left (`| head`) is no error; a full disk is.
-bool lost_output = false;
+int lost_output = 0;  // errno
 
 void say(const std::string& text) {
   bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  if ((std::fflush(stdout) != 0 || !written) && errno != EPIPE) lost_output = true;
+  if ((std::fflush(stdout) != 0 || !written) && errno != EPIPE && lost_output == 0)
+    lost_output = errno;
 }
 
 void complain(const std::string& text) {
@@ -185,7 +187,9 @@ const std::vector<OptionName>& prepare_options() {
 }
 
 const std::vector<OptionName>& judge_options() {
-  static const std::vector<OptionName> options = {checks_option, report_option};
+  static const std::vector<OptionName> options = {
+      checks_option, report_option,
+      {"--verbose", "", "say what memory was taken, and what of it by the reference"}};
   return options;
 }
 
@@ -777,12 +781,22 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
   return exit_passed;
 }
 
+std::string memory_line() {
+  const MemoryTold m = memory_told();
+  const auto mib = [](int64_t bytes) { return double(bytes) / (1 << 20); };
+  return fmt::format(
+      "memory     {:.0f} MiB at most   reference {:.0f} MiB in {:.2f} s   beyond it {:.0f} MiB\n",
+      mib(m.peak), mib(m.reference), m.reference_seconds, mib(m.beyond));
+}
+
 int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   if (words.plain.size() != 1)
     throw BadInput(fmt::format("judge: expected one DIR, met {}; `shardproof prepare` makes one",
                                words.plain.size()));
   const Options options = options_of(words, argc, argv);
+  const bool verbose = words.flags.contains("--verbose");
   catch_interrupts();
+  if (verbose) watch_memory();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
   std::vector<std::string> unanswered;
   Report report =
@@ -792,6 +806,7 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   say(coloured(ended_with_newline(closing(report))));
   for (const std::string& text : prepared::not_judged(report))
     say(fmt::format("not judged {}\n", text));
+  if (verbose) say(memory_line());
   const int code = concluded(std::move(report), options);
   if (unanswered.empty() || code == exit_interrupted) return code;
   for (const std::string& text : unanswered) complain(text);
@@ -935,7 +950,8 @@ int concluding(int argc, char** argv, const Registry& registry) {
     return interrupted() ? exit_interrupted : exit_no_judgement;
   }
   if (lost_output) {
-    complain("standard output: expected to be writable, met an error; what was said is not whole");
+    complain(fmt::format("standard output: expected to write what is said, met '{}'; it is not whole",
+                         std::strerror(lost_output)));
     if (code != exit_interrupted) code = exit_no_judgement;
   }
   return code;

@@ -278,16 +278,16 @@ void write_whole(const std::string& folder, const std::string& name, const std::
   const fs::path path = fs::path(folder) / name;
   fs::path temporary = path;
   temporary += ".part" + std::to_string(getpid());
+  errno = 0;
   std::ofstream out(temporary, std::ios::binary);
   out << text;
   out.close();
-  std::error_code error;
-  if (out) fs::rename(temporary, path, error);
-  if (out && !error) return;
+  std::error_code error(out ? 0 : errno ? errno : EIO, std::generic_category());
+  if (!error) fs::rename(temporary, path, error);
+  if (!error) return;
   std::error_code ignored;
   fs::remove(temporary, ignored);
-  throw Infrastructure("expected to write " + path.string() + ", met " +
-                       (error ? error.message() : "an error while writing (disk full?)") +
+  throw Infrastructure("expected to write " + path.string() + ", met " + error.message() +
                        "; the verdict above holds, run again with another --report folder");
 }
 

@@ -22,6 +22,7 @@
 #include "oracle/device.hpp"
 #include "oracle/drawn.hpp"
 #include "oracle/drift_ranks.hpp"
+#include "oracle/memory_watch.hpp"
 
 namespace shardproof {
 namespace {
@@ -236,6 +237,7 @@ const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed)
   const Case& line = other ? *other : asked;
   const std::string key = truth_key(line, feed);
   if (auto found = kept_.find(key); found != kept_.end()) return *found->second;
+  const ReferenceWork work;
   auto truth = std::make_unique<Truth>();
   const bool gauges = !exact_data(e, feed);
   for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(whole_of(e, i, false, feed));

@@ -18,6 +18,8 @@
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/pairing.hpp"
 #include "oracle/checks/patterns.hpp"
+#include "oracle/checks/pieces.hpp"
+#include "oracle/memory_watch.hpp"
 
 namespace shardproof {
 namespace {
@@ -101,10 +103,15 @@ void plan_basis(const Evidence& e, std::vector<Shot>& shots) {
 // A x laid out as a cotangent: each rank is given the values that its own result denotes.
 std::vector<double> as_cotangent(const Evidence& e, const Operand& o, const Whole& y) {
   std::vector<double> c(size_t(product(whole_shape(o.shape, dual(o.layout), e.mesh))));
+  std::vector<int64_t> to, from;
   for (int r = 0; r < e.mesh.world(); ++r) {
-    const auto to = whole_indices(o.shape, dual(o.layout), e.mesh, r),
-               from = denoted_indices(o.shape, o.layout, e.mesh, r);
-    for (size_t i = 0; i < to.size(); ++i) c[size_t(to[i])] = y.value[size_t(from[i])];
+    const Places cotangent(Places::Of::whole, o.shape, dual(o.layout), e.mesh, r),
+        value(Places::Of::denoted, o.shape, o.layout, e.mesh, r);
+    judging::each_piece(value.size(), [&](size_t first, size_t n) {
+      cotangent.read(first, n, to);
+      value.read(first, n, from);
+      for (size_t i = 0; i < n; ++i) c[size_t(to[i])] = y.value[size_t(from[i])];
+    });
   }
   return c;
 }
@@ -119,6 +126,7 @@ void shrink_to(int64_t range, std::vector<double>& values) {
 }
 
 void align(const Evidence& e, Feed& f) {
+  const ReferenceWork work;
   std::vector<Whole> inputs;
   for (int k = 0; k < e.inputs; ++k) inputs.push_back(drawn(e, f, k, false));
   const auto outputs = e.contract->forward(*e.line, inputs, nullptr);
@@ -139,8 +147,8 @@ void plan_probe(const Evidence& e, const std::string& name, const Feed& feed,
   s.program = "F0 B0";
   s.name = name;
   s.feeds = {feed};
+  if (e.inputs == 1) return shots.push_back(std::move(s));  // linear in its only input: F(0) = 0
   shots.push_back(s);
-  if (e.inputs == 1) return;  // linear in its only input: F(0) = 0
   s.program = "F0";
   for (int k : paired_inputs(e)) {
     s.name = without_name(e, name, k);

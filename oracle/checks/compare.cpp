@@ -14,25 +14,16 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/patterns.hpp"
+#include "oracle/checks/pieces.hpp"
 
 namespace shardproof {
 namespace {
 
+using judging::Part;
+using judging::piece;
 using judging::read;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-// One thing to compare: the values of a rank, or of the ranks of a P group summed up.
-struct Part {
-  int rank = 0;
-  std::vector<int> ranks;        // more than one: type P
-  std::vector<int64_t> indices;  // denoted, by local element
-  // Elements of one piece, the first of them local element `first`.
-  size_t first = 0;
-  std::vector<double> got;
-  std::vector<double>
-      sum_magnitude;  // type P: sum of |parts|, for the error of the judge's own sum
-};
 
 std::vector<Axis> partial_axes(const Layout& layout, const Mesh& mesh) {
   std::vector<Axis> axes;
@@ -76,22 +67,20 @@ const ResultTensor* find(const Tensor& t, int rank, size_t elements, std::option
   return nullptr;
 }
 
-// A result that lies in a file may be larger than what memory should hold of it as doubles.
-constexpr size_t piece = size_t(1) << 22;  // elements
-
 // Fills the piece of `part` that begins at `part.first` with what the group that `part.ranks` names
 // holds. False: `why` says what is missing.
-bool load(const Tensor& t, Part& part, std::optional<Finding>& why) {
-  const ResultTensor* first = find(t, part.rank, part.indices.size(), why);
+bool load(const Tensor& t, const Places& places, Part& part, std::optional<Finding>& why) {
+  const ResultTensor* first = find(t, part.rank, places.size(), why);
   if (!first) return false;
-  const size_t count = std::min(piece, part.indices.size() - part.first);
+  const size_t count = std::min(piece, places.size() - part.first);
+  places.read(part.first, count, part.indices);
   read(*first, part.first, count, part.got);
   if (part.ranks.size() < 2) return true;
   part.sum_magnitude.resize(part.got.size());
   for (size_t i = 0; i < part.got.size(); ++i) part.sum_magnitude[i] = std::abs(part.got[i]);
   static thread_local std::vector<double> more;
   for (size_t m = 1; m < part.ranks.size(); ++m) {
-    const ResultTensor* r = find(t, part.ranks[m], part.indices.size(), why);
+    const ResultTensor* r = find(t, part.ranks[m], places.size(), why);
     if (!r) return false;
     read(*r, part.first, count, more);
     for (size_t i = 0; i < more.size(); ++i) {
@@ -100,27 +89,6 @@ bool load(const Tensor& t, Part& part, std::optional<Finding>& why) {
     }
   }
   return true;
-}
-
-// Calls visit(part) for each piece of each copy to compare. Stops with a finding where a result is
-// missing.
-template <class Visit>
-std::optional<Finding> each_part(const Tensor& t, Visit visit) {
-  Part part;
-  std::optional<Finding> why;
-  for (int rank = 0; rank < t.e.mesh.world(); ++rank) {
-    part.rank = rank;
-    part.ranks = t.summed.empty() ? std::vector<int>{} : t.e.mesh.group(t.summed, rank);
-    if (!part.ranks.empty() && part.ranks[0] != rank) continue;
-    part.indices = denoted_indices(t.what.shape, t.layout, t.e.mesh, rank);
-    part.first = 0;
-    do {
-      if (!load(t, part, why)) return why;
-      visit(part);
-      part.first += part.got.size();
-    } while (part.first < part.indices.size());
-  }
-  return std::nullopt;
 }
 
 // The judge's own sum of p parts in double errs by at most (p-1) 2^-53 sum |parts|, to first order.
@@ -143,7 +111,7 @@ double ratio_of(double got, double want, double bound) {
 void compare_part(const Part& part, const Whole& want, const std::function<double(int64_t)>& bound,
                   Compared& c) {
   for (size_t i = 0; i < part.got.size(); ++i) {
-    const int64_t at = part.indices[part.first + i];
+    const int64_t at = part.indices[i];
     const double got = part.got[i], due = want.value[size_t(at)], b = allowance(part, i, bound(at));
     c.zeros = c.zeros && got == 0 && due == 0;
     c.exact = c.exact && b == 0;
@@ -185,21 +153,25 @@ std::vector<int> holders_of(const Tensor& t, const std::vector<WrongElement>& wr
   return ranks;
 }
 
+// Wrong elements that are kept to say what they have in common; the first ones, in the order of
+// ranks.
+constexpr size_t most_told = size_t(1) << 18;
+
 Finding explain(const Tensor& t, const Whole& want, const std::function<double(int64_t)>& bound,
                 const Compared& c) {
   std::vector<WrongElement> wrong;
   Finding f;
   Candidate worst;
   int last_wrong = -1;  // rank of the part that has been named
-  each_part(t, [&](const Part& part) {
+  judging::each_part(t.e, t.shot, t.step, t.operand, t.gradient, [&](const Part& part) {
     bool here = false;
     for (size_t i = 0; i < part.got.size(); ++i) {
-      const int64_t at = part.indices[part.first + i];
+      const int64_t at = part.indices[i];
       const double got = part.got[i], due = want.value[size_t(at)],
                    b = allowance(part, i, bound(at));
       if (accepted(got, due, b)) continue;
       here = true;
-      wrong.push_back({at, part.rank, got, due});
+      if (wrong.size() < most_told) wrong.push_back({at, part.rank, got, due});
       const Candidate candidate{ratio_of(got, due, b), error_of(got, due)};
       if (!candidate.worse_than(worst)) continue;
       worst = candidate;
@@ -215,6 +187,7 @@ Finding explain(const Tensor& t, const Whole& want, const std::function<double(i
       f.ranks.insert(f.ranks.end(), part.ranks.begin(), part.ranks.end());
   });
   f.holders = holders_of(t, wrong, f.index[0]);
+  if (f.holders.empty()) f.holders = {f.rank};  // it is behind those that are kept
   const auto shape = denoted_shape(t.what.shape, t.layout, t.e.mesh);
   std::sort(f.ranks.begin(), f.ranks.end());
   f.tensor = judging::tensor_name(t.what, t.gradient);
@@ -223,13 +196,34 @@ Finding explain(const Tensor& t, const Whole& want, const std::function<double(i
   f.numeric = true;
   f.wrong = c.wrong;
   f.compared = c.compared;
-  const Pattern p = pattern_of({wrong, c.compared, &want, &t.what, t.layout, &t.e.mesh});
+  const Pattern p = pattern_of({wrong, c.wrong, c.compared, &want, &t.what, t.layout, &t.e.mesh});
   f.pattern = p.text;
   f.means = p.means;
   return f;
 }
 
 }  // namespace
+
+std::optional<Finding> judging::each_part(const Evidence& e, int shot, int step, int operand,
+                                          bool gradient,
+                                          const std::function<void(const Part&)>& visit) {
+  const Tensor t{e, shot, step, operand, gradient};
+  Part part;
+  std::optional<Finding> why;
+  for (int rank = 0; rank < e.mesh.world(); ++rank) {
+    part.rank = rank;
+    part.ranks = t.summed.empty() ? std::vector<int>{} : e.mesh.group(t.summed, rank);
+    if (!part.ranks.empty() && part.ranks[0] != rank) continue;
+    const Places places(Places::Of::denoted, t.what.shape, t.layout, e.mesh, rank);
+    part.first = 0;
+    do {
+      if (!load(t, places, part, why)) return why;
+      visit(part);
+      part.first += part.got.size();
+    } while (part.first < places.size());
+  }
+  return std::nullopt;
+}
 
 Compared compare(const Evidence& e, int shot, int step, int operand, bool gradient,
                  const Whole& want, const std::function<double(int64_t)>& bound) {
@@ -241,7 +235,9 @@ Compared compare(const Evidence& e, int shot, int step, int operand, bool gradie
                            ", met " + std::to_string(want.value.size()) +
                            " elements; the contract's reference and operands disagree");
   Compared c;
-  if (auto missing = each_part(t, [&](const Part& part) { compare_part(part, want, bound, c); })) {
+  if (auto missing =
+          judging::each_part(t.e, t.shot, t.step, t.operand, t.gradient,
+                             [&](const Part& part) { compare_part(part, want, bound, c); })) {
     c.wrong += 1;
     c.finding = std::move(missing);
   } else if (c.wrong > 0) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/checks/pieces.hpp"
 #include "oracle/drawn.hpp"
 
 namespace shardproof::judging {
@@ -138,14 +139,12 @@ std::optional<Finding> incomplete(const Evidence& e, int at) {
 
 bool same_bytes(const ResultTensor& a, const ResultTensor& b) {
   if (a.dtype != b.dtype || a.bytes.size() != b.bytes.size()) return false;
-  constexpr size_t piece = size_t(1) << 24;
   bool same = true;
-  for (size_t at = 0; same && at < a.bytes.size(); at += piece) {
-    const size_t n = std::min(piece, a.bytes.size() - at);
-    same = std::memcmp(a.bytes.data() + at, b.bytes.data() + at, n) == 0;
+  each_piece(a.bytes.size(), [&](size_t at, size_t n) {
+    same = same && std::memcmp(a.bytes.data() + at, b.bytes.data() + at, n) == 0;
     a.bytes.release();
     b.bytes.release();
-  }
+  });
   return same;
 }
 
@@ -154,21 +153,29 @@ namespace {
 // Elements whose bytes differ; the first and the one that is furthest off.
 struct Differing {
   int64_t count = 0, first = -1, worst = -1;
-  double spread = 0;  // of the worst; infinite where one side is no number
+  double spread = 0;         // of the worst; infinite where one side is no number
+  double got = 0, want = 0;  // of the first
 };
 
-Differing differing(const ResultTensor& got, const std::vector<double>& g, const ResultTensor& want,
-                    const std::vector<double>& w) {
+Differing differing(const ResultTensor& got, const ResultTensor& want) {
   Differing d;
   const size_t width = size_of(got.dtype);
-  for (size_t i = 0; i < g.size(); ++i) {
-    if (std::memcmp(got.bytes.data() + i * width, want.bytes.data() + i * width, width) == 0)
-      continue;
-    const double off = g[i] == w[i] ? 0 : std::abs(g[i] - w[i]);
-    const double apart = std::isfinite(off) ? off : std::numeric_limits<double>::infinity();
-    if (d.count++ == 0) d.first = int64_t(i);
-    if (d.worst < 0 || apart > d.spread) d.worst = int64_t(i), d.spread = apart;
-  }
+  std::vector<double> g, w;
+  each_piece(got.bytes.size() / width, [&](size_t first, size_t n) {
+    read(got, first, n, g);
+    read(want, first, n, w);
+    const std::byte *a = got.bytes.data() + first * width, *b = want.bytes.data() + first * width;
+    for (size_t i = 0; i < n; ++i) {
+      if (std::memcmp(a + i * width, b + i * width, width) == 0) continue;
+      const double off = g[i] == w[i] ? 0 : std::abs(g[i] - w[i]);
+      const double apart = std::isfinite(off) ? off : std::numeric_limits<double>::infinity();
+      if (d.count++ == 0) d.first = int64_t(first + i), d.got = g[i], d.want = w[i];
+      if (d.worst >= 0 && !(apart > d.spread)) continue;
+      d.worst = int64_t(first + i), d.spread = apart;
+    }
+    got.bytes.release();
+    want.bytes.release();
+  });
   return d;
 }
 
@@ -189,20 +196,19 @@ Finding difference(const Evidence& e, const ByteResult& got, const ByteResult& w
                     name(want.tensor->dtype), got.tensor->bytes.size(), name(got.tensor->dtype));
     return f;
   }
-  std::vector<double> g, w;
-  read(*got.tensor, g);
-  read(*want.tensor, w);
-  const Differing d = differing(*got.tensor, g, *want.tensor, w);
-  const auto whole = whole_indices(o.shape, layout, e.mesh, got.rank);
-  if (d.first < 0 || size_t(d.first) >= whole.size()) return f;
+  const Differing d = differing(*got.tensor, *want.tensor);
+  const Places places(Places::Of::whole, o.shape, layout, e.mesh, got.rank);
+  if (d.first < 0 || size_t(d.first) >= places.size()) return f;
+  std::vector<int64_t> first;
+  places.read(size_t(d.first), 1, first);
   f.numeric = true;
-  f.got = g[size_t(d.first)];
-  f.want = w[size_t(d.first)];
+  f.got = d.got;
+  f.want = d.want;
   f.error = d.spread;
   f.wrong = d.count;
-  f.compared = int64_t(g.size());
-  f.where = index_text(o.name, whole[size_t(d.first)], o.shape, layout, e.mesh, /*denoted=*/false);
-  f.index = coordinates(whole[size_t(d.first)], whole_shape(o.shape, layout, e.mesh));
+  f.compared = int64_t(got.tensor->bytes.size() / size_of(got.tensor->dtype));
+  f.where = index_text(o.name, first[0], o.shape, layout, e.mesh, /*denoted=*/false);
+  f.index = coordinates(first[0], whole_shape(o.shape, layout, e.mesh));
   if (d.first != d.worst)
     f.message = fmt::format("the first that differs, others by up to {:.3g}", d.spread);
   return f;
@@ -293,16 +299,21 @@ bool is_the_reference(const Evidence& e, const Feed& feed, int shot, int step, i
     if (placement.kind == Placement::partial && e.mesh.size(axis) > 1) return false;
   int64_t coincide = 0;
   std::vector<double> got;
+  std::vector<int64_t> indices;
   for (int r = 0; r < e.mesh.world(); ++r) {
     const ResultTensor* t = e.result(r, shot, step, operand, gradient);
     if (!t) return false;
-    const auto indices = denoted_indices(o.shape, layout, e.mesh, r);
-    read(*t, got);
-    for (size_t i = 0; i < got.size(); ++i) {
-      const size_t at = size_t(indices[i]);
-      if (!must_round(g, at)) continue;
-      if (got[i] != round_to(want.value[at], t->dtype)) return false;
-      ++coincide;
+    const Places places(Places::Of::denoted, o.shape, layout, e.mesh, r);
+    for (size_t first = 0; first < places.size(); first += piece) {
+      const size_t n = std::min(piece, places.size() - first);
+      read(*t, first, n, got);
+      places.read(first, n, indices);
+      for (size_t i = 0; i < n; ++i) {
+        const size_t at = size_t(indices[i]);
+        if (!must_round(g, at)) continue;
+        if (got[i] != round_to(want.value[at], t->dtype)) return false;
+        ++coincide;
+      }
     }
   }
   return coincide > 64;

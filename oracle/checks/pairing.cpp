@@ -10,6 +10,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
+#include "oracle/checks/pieces.hpp"
 #include "oracle/drawn.hpp"
 
 namespace shardproof {
@@ -51,16 +52,21 @@ bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
   const Layout layout = result_layout(o, gradient);
   const int64_t times = sign * scaled_weight(layout, e.mesh);
   std::vector<double> local;
+  std::vector<int64_t> at;
   for (int r = 0; r < e.mesh.world(); ++r) {
     const ResultTensor* t = e.result(r, shot, step, operand, gradient);
-    const auto at = whole_indices(o.shape, dual(layout), e.mesh, r);
-    if (!t || t->bytes.size() != at.size() * size_of(t->dtype)) return false;
-    judging::read(*t, local);
-    for (size_t i = 0; i < at.size(); ++i) {
-      // An infinity that nothing depends on (lse of an empty row) counts for nothing; a NaN counts.
-      if (std::isinf(local[i]) && dual_values.value[size_t(at[i])] == 0) continue;
-      sum.add(local[i], dual_values.value[size_t(at[i])], times);
-    }
+    const Places places(Places::Of::whole, o.shape, dual(layout), e.mesh, r);
+    if (!t || t->bytes.size() != places.size() * size_of(t->dtype)) return false;
+    judging::each_piece(places.size(), [&](size_t first, size_t n) {
+      judging::read(*t, first, n, local);
+      places.read(first, n, at);
+      for (size_t i = 0; i < n; ++i) {
+        // An infinity that nothing depends on (lse of an empty row) counts for nothing; a NaN
+        // counts.
+        if (std::isinf(local[i]) && dual_values.value[size_t(at[i])] == 0) continue;
+        sum.add(local[i], dual_values.value[size_t(at[i])], times);
+      }
+    });
   }
   return true;
 }
@@ -69,12 +75,17 @@ long double slack(const Evidence& e, const Operand& o, bool gradient,
                   const std::function<double(int64_t)>& bound, const Whole& dual_values) {
   const Layout layout = result_layout(o, gradient);
   long double sum = 0;
+  std::vector<int64_t> denoted, whole;
   for (int r = 0; r < e.mesh.world(); ++r) {
     if (!leads(layout, e.mesh, r)) continue;
-    const auto denoted = denoted_indices(o.shape, layout, e.mesh, r),
-               whole = whole_indices(o.shape, dual(layout), e.mesh, r);
-    for (size_t i = 0; i < denoted.size(); ++i)
-      sum += (long double)bound(denoted[i]) * std::abs(dual_values.value[size_t(whole[i])]);
+    const Places from(Places::Of::denoted, o.shape, layout, e.mesh, r),
+        to(Places::Of::whole, o.shape, dual(layout), e.mesh, r);
+    judging::each_piece(from.size(), [&](size_t first, size_t n) {
+      from.read(first, n, denoted);
+      to.read(first, n, whole);
+      for (size_t i = 0; i < n; ++i)
+        sum += (long double)bound(denoted[i]) * std::abs(dual_values.value[size_t(whole[i])]);
+    });
   }
   return sum * scaled_weight(layout, e.mesh);
 }

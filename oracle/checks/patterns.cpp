@@ -106,8 +106,12 @@ std::string one_place(const Wrongness& w) {
          ranks_text(std::vector<int>(ranks.begin(), ranks.end()), w.mesh->world());
 }
 
+// Only the first of many wrong elements are there.
+bool cut(const Wrongness& w) { return int64_t(w.wrong.size()) < w.total; }
+
 std::string where(const Wrongness& w) {
-  if (int64_t(w.wrong.size()) == w.compared) return w.compared == 1 ? "one element" : "all";
+  if (w.total == w.compared) return w.compared == 1 ? "one element" : "all";
+  if (cut(w)) return "";
   if (std::string text = one_place(w); !text.empty()) return text;
   if (std::string text = whole_ranks(w); !text.empty()) return text;
   return slices(w);
@@ -180,7 +184,7 @@ bool permuted(const Wrongness& w) {
 }
 
 Pattern content(const Wrongness& w) {
-  const bool one = one_place(w) != "";
+  const bool one = !cut(w) && one_place(w) != "";
   if (all(w, [](auto& e) { return std::isnan(e.got); })) return {"NaN", means_of_nan};
   if (all(w, [](auto& e) { return std::isinf(e.got); }))
     return {"infinite", "an overflow, or a division by zero"};
@@ -193,10 +197,10 @@ Pattern content(const Wrongness& w) {
     return {fmt::format("x {}{}", factor_text(f), is.empty() ? "" : " = " + is),
             factor_means(f, *w.mesh)};
   }
-  if (own_parts(w))
+  if (!cut(w) && own_parts(w))
     return {"each rank holds its own part",
             "the parts of the ranks add up to the truth: the reduction is missing"};
-  if (permuted(w))
+  if (!cut(w) && permuted(w))
     return {"values of the truth from other places",
             "blocks that went to the wrong owner, or were put together in the wrong order"};
   if (const double d = common_offset(w); d != 0 && !one)
@@ -270,6 +274,8 @@ Pattern pattern_of(const Wrongness& w) {
   const char* between = place.empty() || what.text.empty()              ? ""
                         : what.text.starts_with("x ") && place == "all" ? " "
                                                                         : ", ";
+  if (cut(w) && !what.text.empty())
+    what.text += fmt::format(", as far as the first {} of them go", w.wrong.size());
   return {place + between + what.text, what.means};
 }
 

@@ -17,6 +17,7 @@ struct WrongElement {
 
 struct Wrongness {
   std::span<const WrongElement> wrong;  // not empty
+  int64_t total = 0;                    // of all wrong elements, of which `wrong` may be the first
   int64_t compared = 0;                 // elements, every copy counted
   const Whole* want = nullptr;
   const Operand* operand = nullptr;

@@ -34,13 +34,16 @@ void on_crash(int signal, siginfo_t* info, void*) {
 }
 
 MpiPage* make_page(const std::string& folder) {
-  const int fd = ::open(fmt::format("{}/page.{}", folder, ::getpid()).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const std::string path = fmt::format("{}/page.{}", folder, ::getpid());
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   void* at = MAP_FAILED;
   if (fd >= 0 && ::ftruncate(fd, sizeof(MpiPage)) == 0 && ::posix_fallocate(fd, 0, sizeof(MpiPage)) == 0)
     at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (fd >= 0) ::close(fd);
-  if (at == MAP_FAILED)  // another machine, or a full disk: the parent then does without it
+  if (at == MAP_FAILED) {  // another machine, or a full disk: the parent then does without it
+    if (fd >= 0) ::unlink(path.c_str());
     at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  }
   return at == MAP_FAILED ? nullptr : new (at) MpiPage;
 }
 

@@ -232,7 +232,31 @@ std::string case_text(const Plan& plan, const std::vector<std::string>& files) {
                             rows(entries)));
 }
 
+// `prepare` writes them last.
+void require_prepared(const std::string& folder) {
+  std::error_code error;
+  const auto there = [&](const std::string& name) {
+    return fs::exists(fs::path(folder) / name, error);
+  };
+  const auto begun = [&](auto of) {
+    for (const auto& entry : fs::directory_iterator(folder, error))
+      if (of(entry.path().filename().string(), entry.is_directory())) return true;
+    return false;
+  };
+  if (there(case_name) || there(battery_name)) return;
+  const bool of_case =
+      begun([](const std::string& name, bool) { return name.starts_with("rank0.in.safetensors"); });
+  if (!of_case && !begun([](const std::string& name, bool is_folder) {
+        return is_folder && name.starts_with("000.");
+      }))
+    return;
+  const char* last = of_case ? case_name : battery_name;
+  refuse(fs::path(folder) / last, "the file that `prepare` writes last",
+         "nothing there: it was interrupted in this folder");
+}
+
 CaseFile read_case(const std::string& folder, const Registry& registry) {
+  require_prepared(folder);
   const std::string path = fs::path(folder) / case_name;
   const std::string text = text_of(tensors::MappedFile(path));
   const JsonValue v = parsed(text, path, "shardproof.case");

@@ -10,9 +10,12 @@
 #include <set>
 
 #include "oracle/checks/patterns.hpp"
+#include "oracle/checks/pieces.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
+#include "oracle/memory_watch.hpp"
+#include "oracle/prepared/answer.hpp"
 #include "oracle/prepared/case_file.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
@@ -40,43 +43,42 @@ double now() {
   throw BadInput(fmt::format("{}: expected {}, met {}", path, expected, met));
 }
 
-void same_case(const SafetensorsFile& file, const std::string& digest, int rank) {
-  const auto& metadata = file->metadata();
+void same_case(const Answer::Card& card, const std::string& digest, int rank) {
+  const auto& [path, metadata] = card;
   const auto found = metadata.find("case");
   if (found == metadata.end())
-    refuse(file.file().path(),
-           fmt::format("the case's digest {} under 'case' in __metadata__", digest),
+    refuse(path,
+           fmt::format("the case's digest {} under 'case'{}", digest,
+                       path.ends_with(".json") ? "" : " in __metadata__"),
            "none; save it with the tensors");
   if (found->second != digest)
     refuse(
-        file.file().path(), fmt::format("a file of the case {}", digest),
+        path, fmt::format("a file of the case {}", digest),
         fmt::format(
             "one of {}; files of different cases are mixed, run the program on this folder again",
             found->second));
   // A program may say which rank it was.
   if (const auto said = metadata.find("rank");
       said != metadata.end() && said->second != std::to_string(rank))
-    refuse(file.file().path(), fmt::format("the file of rank {}", rank),
+    refuse(path, fmt::format("the file of rank {}", rank),
            fmt::format("that of rank {}", said->second));
 }
 
 // A program may say which run it was, in the same words on every rank.
-void same_run(const std::vector<std::unique_ptr<SafetensorsFile>>& answers) {
-  const auto run_of = [](const SafetensorsFile& file) -> const std::string* {
-    const auto said = file->metadata().find("run");
-    return said == file->metadata().end() ? nullptr : &said->second;
-  };
-  const SafetensorsFile* first = nullptr;
-  for (const auto& file : answers) {
-    if (!run_of(*file)) continue;
-    if (!first) first = file.get();
-    if (*run_of(*file) == *run_of(*first)) continue;
-    refuse(file->file().path(),
-           fmt::format("the run {} of {}", in_quotes(*run_of(*first)),
-                       fs::path(first->file().path()).filename().string()),
-           fmt::format("{}: answers of two runs are mixed, run the program again",
-                       in_quotes(*run_of(*file))));
-  }
+void same_run(const std::vector<std::unique_ptr<Answer>>& answers) {
+  const Answer::Card* first = nullptr;
+  for (const auto& answer : answers)
+    for (const Answer::Card& card : answer->cards()) {
+      if (!card.metadata.contains("run")) continue;
+      if (!first) first = &card;
+      const std::string &run = card.metadata.at("run"), &due = first->metadata.at("run");
+      if (run == due) continue;
+      refuse(
+          card.path,
+          fmt::format("the run {} of {}", in_quotes(due),
+                      fs::path(first->path).filename().string()),
+          fmt::format("{}: answers of two runs are mixed, run the program again", in_quotes(run)));
+    }
 }
 
 // A foreign program's buffers are its own: of a NaN no more is known than that it came back.
@@ -116,6 +118,48 @@ struct ByReason {
   }
 };
 
+// Cotangents along the reference's own results, which a plan holds.
+class Aligned {
+ public:
+  explicit Aligned(const Evidence& e) {
+    if (const int shot = e.find_shot("adjoint:aligned"); shot >= 0)
+      for (const Feed::Given& g : e.shots[size_t(shot)].feeds[0].given)
+        bytes_ += int64_t(g.value.size() * sizeof(double));
+    reference_keeps(bytes_);
+  }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  ~Aligned() { reference_keeps(-bytes_); }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+// Truths that are kept while a case is judged.
+class KeptTruths {
+ public:
+  KeptTruths() = default;
+  KeptTruths(const KeptTruths&) = delete;
+  KeptTruths& operator=(const KeptTruths&) = delete;
+  ~KeptTruths() { reference_keeps(-bytes_); }
+  const Truth& counted(const Truth& truth) {
+    if (!known_.insert(&truth).second) return truth;
+    size_t values = 0;
+    for (const auto* list : {&truth.inputs, &truth.outputs, &truth.cotangents, &truth.gradients})
+      for (const Whole& w : *list) values += w.value.size();
+    for (const auto* list : {&truth.output_gauges, &truth.gradient_gauges})
+      for (const Gauge& g : *list) values += g.magnitude.size() + g.squares.size() + g.bound.size();
+    const auto bytes = int64_t(values * sizeof(double));
+    reference_keeps(bytes);
+    bytes_ += bytes;
+    return truth;
+  }
+
+ private:
+  std::set<const Truth*> known_;
+  int64_t bytes_ = 0;
+};
+
 // The files of a case, looked at and not yet judged.
 class Opened {
  public:
@@ -140,10 +184,14 @@ class Opened {
     result.lane = fmt::format("files.np{}", ranks());
     Evidence e = evidence();
     Truths truths(registry);
-    e.truth = [&](const Feed& feed) -> const Truth& { return truths.get(line, e, feed); };
+    KeptTruths kept;
+    e.truth = [&](const Feed& feed) -> const Truth& {
+      return kept.counted(truths.get(line, e, feed));
+    };
     for (const std::string& check : plan().checks)
       if (only.empty() || std::find(only.begin(), only.end(), check) != only.end())
         result.checks.push_back(judged(check, e));
+    for (const auto& answer : out_) answer->require_whole();
     result.seconds = now() - begin;
     return result;
   }
@@ -170,9 +218,11 @@ class Opened {
   void look_at_input(int rank) {
     const std::string path = fs::path(folder_) / in_file(rank);
     const MappedFile file(path);
-    if (digest_of(file) == case_.files[size_t(rank)]) return;
+    const bool as_prepared = digest_of(file) == case_.files[size_t(rank)];
+    file.require_whole();
+    if (as_prepared) return;
     const SafetensorsFile parsed(path);
-    same_case(parsed, case_.digest, rank);
+    same_case({path, parsed->metadata()}, case_.digest, rank);
     each_named(plan(), false, [&](size_t pass, size_t step, const Named& n) {
       const FileTensor* t = parsed->find(n.name);
       if (!t)
@@ -188,29 +238,29 @@ class Opened {
   }
 
   void look_at_output(int rank) {
-    const std::string path = fs::path(folder_) / out_file(rank);
-    if (std::error_code error; !fs::exists(path, error))
+    if (!Answer::is_there(folder_, rank))
       throw Unanswered(
           fmt::format("{}: expected the answer of rank {}, met nothing there; run the program on "
                       "this folder",
-                      path, rank));
-    auto file = std::make_unique<SafetensorsFile>(path);
-    same_case(*file, case_.digest, rank);
+                      (fs::path(folder_) / out_file(rank)).string(), rank));
+    auto answer = std::make_unique<Answer>(folder_, rank);
+    for (const Answer::Card& card : answer->cards()) same_case(card, case_.digest, rank);
     std::set<std::string> known;
     for (const bool given : {true, false})
       each_named(plan(), given, [&](size_t, size_t, const Named& n) {
         known.insert(n.name);
-        if (const FileTensor* t = (*file)->find(n.name))
-          same_kind(path, *t, plan().dtype_of(n), plan().local_shape_of(n, rank));
+        if (const FileTensor* t = answer->find(n.name))
+          same_kind(answer->path_of(n.name), *t, plan().dtype_of(n),
+                    plan().local_shape_of(n, rank));
       });
-    for (const FileTensor& t : (*file)->tensors()) {
-      if (known.contains(t.name) || is_running_sum(t.name)) continue;
-      const std::string close = nearest(t.name, {known.begin(), known.end()});
-      refuse(path, "the names that case.json gives",
-             fmt::format("tensor '{}'{}", t.name,
+    for (const FileTensor* t : answer->tensors()) {
+      if (known.contains(t->name) || is_running_sum(t->name)) continue;
+      const std::string close = nearest(t->name, {known.begin(), known.end()});
+      refuse(answer->path_of(t->name), "the names that case.json gives",
+             fmt::format("tensor {}{}", in_quotes(t->name),
                          close.empty() ? "" : fmt::format("; did you mean '{}'?", close)));
     }
-    out_.push_back(std::move(file));
+    out_.push_back(std::move(answer));
   }
 
   // A running sum that is handed in before it is whole says nothing, and does no harm.
@@ -228,14 +278,14 @@ class Opened {
   void find_returned() {
     returned_.assign(plan().passes.size(), false);
     each_named(plan(), true, [&](size_t pass, size_t, const Named& n) {
-      for (const auto& file : out_)
-        if ((*file)->find(n.name)) returned_[pass] = true;
+      for (const auto& answer : out_)
+        if (answer->find(n.name)) returned_[pass] = true;
     });
     returned_[0] = true;
     each_named(plan(), true, [&](size_t pass, size_t, const Named& n) {
-      for (const auto& file : out_)
-        if (returned_[pass] && !(*file)->find(n.name))
-          refuse(file->file().path(), fmt::format("tensor '{}'", n.name),
+      for (const auto& answer : out_)
+        if (returned_[pass] && !answer->find(n.name))
+          refuse(answer->path_of(n.name), fmt::format("tensor '{}'", n.name),
                  pass == 0 && n.gradient
                      ? "none of that name; `prepare --check forward` asks for no gradients"
                      : "none of that name");
@@ -244,10 +294,11 @@ class Opened {
 
   // Passes that were not returned are no part of it.
   Evidence evidence() {
+    std::vector<Shot> shots = std::move(case_.plan.evidence.shots);  // may hold whole tensors
+    case_.plan.evidence.shots.clear();
     Evidence e = plan().evidence;
-    e.shots.clear();
     for (size_t p = 0; p < plan().passes.size(); ++p)
-      if (returned_[p]) e.shots.push_back(plan().evidence.shots[p]);
+      if (returned_[p]) e.shots.push_back(std::move(shots[p]));
     for (int r = 0; r < ranks(); ++r) {
       const MappedFile in_file_of_rank(fs::path(folder_) / in_file(r));
       const tensors::Contents in(in_file_of_rank.bytes(), in_file_of_rank.path());
@@ -255,6 +306,7 @@ class Opened {
       record.rank = r;
       for (size_t p = 0; p < plan().passes.size(); ++p)
         if (returned_[p]) record.shots.push_back(shot_record(plan().passes[p], r, in));
+      in_file_of_rank.require_whole();
       e.ranks.push_back(std::move(record));
     }
     return e;
@@ -263,15 +315,15 @@ class Opened {
   ShotRecord shot_record(const Pass& pass, int rank, const tensors::Contents& in) {
     ShotRecord record;
     record.status = ShotRecord::ok;
-    const SafetensorsFile& out = *out_[size_t(rank)];
+    const Answer& out = *out_[size_t(rank)];
     for (size_t s = 0; s < pass.steps.size(); ++s) {
       for (const Named& n : pass.steps[s].gives) {
-        const FileTensor& t = *out->find(n.name);
+        const FileTensor& t = *out.find(n.name);
         record.results.push_back(
             {int(s), n.operand, n.gradient, *t.dtype, t.shape, Bytes::of_file(t.bytes)});
       }
       for (const Named& n : pass.steps[s].takes)
-        if (const FileTensor* after = out->find(n.name))
+        if (const FileTensor* after = out.find(n.name))
           look_at_argument(*after, *in.find(n.name), n, record);
     }
     return record;
@@ -280,15 +332,19 @@ class Opened {
   void look_at_argument(const FileTensor& after, const FileTensor& before, const Named& n,
                         ShotRecord& record) {
     ++arguments_;
-    const auto [at, other] =
-        std::mismatch(before.bytes.begin(), before.bytes.end(), after.bytes.begin());
-    const bool same = at == before.bytes.end();
-    tensors::give_pages_back(before.bytes);
-    tensors::give_pages_back(after.bytes);
-    if (same) return;
+    std::optional<size_t> other;  // the first byte that is another
+    judging::each_piece(before.bytes.size(), [&](size_t first, size_t n) {
+      if (other) return;
+      const auto is = before.bytes.subspan(first, n), was = after.bytes.subspan(first, n);
+      const auto at = std::mismatch(is.begin(), is.end(), was.begin()).first;
+      if (at != is.end()) other = first + size_t(at - is.begin());
+      tensors::give_pages_back(is);
+      tensors::give_pages_back(was);
+    });
+    if (!other) return;
     const std::string& name = plan().evidence.operands[size_t(n.operand)].name;
     record.memory.push_back({"argument", n.gradient ? "cotangent of " + name : name, 1,
-                             int64_t(at - before.bytes.begin()) / int64_t(size_of(*after.dtype)),
+                             int64_t(*other / size_of(*after.dtype)),
                              "an argument was written to"});
   }
 
@@ -322,7 +378,8 @@ class Opened {
 
   std::string folder_;
   CaseFile case_;
-  std::vector<std::unique_ptr<SafetensorsFile>> out_;
+  Aligned aligned_{case_.plan.evidence};
+  std::vector<std::unique_ptr<Answer>> out_;
   std::vector<bool> returned_;  // by pass
   int64_t arguments_ = 0;       // that were returned
 };

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "oracle/due.hpp"
+#include "oracle/prepared/answer.hpp"
 #include "oracle/tensors/safetensors.hpp"
 
 namespace shardproof::prepared {
@@ -37,27 +38,27 @@ void holds_no(const char* name, const std::string& folder) {
         name, folder));
 }
 
-bool is_answer(const std::string& name) {
-  const std::string_view head = "rank", tail = ".out.safetensors";
-  if (name.size() <= head.size() + tail.size()) return false;
-  if (!name.starts_with(head) || !name.ends_with(tail)) return false;
-  return std::all_of(name.begin() + std::ptrdiff_t(head.size()),
-                     name.end() - std::ptrdiff_t(tail.size()),
-                     [](char c) { return c >= '0' && c <= '9'; });
+// What an interrupted write leaves: case.json.part4711.
+bool is_part(const std::string& name) {
+  const size_t at = name.rfind(".part");
+  return at != std::string::npos && at + 5 < name.size() &&
+         name.find_first_not_of("0123456789", at + 5) == std::string::npos &&
+         (name.starts_with("rank") || name.starts_with("case.json"));
 }
 
 // A case may be prepared again with the same digest: an answer from before would pass for a new
-// one.
-void remove_answers(const std::string& folder) {
-  std::vector<fs::path> old;
+// one. case.json goes first and comes last, so that what is interrupted in between is no case.
+void remove_old(const std::string& folder) {
+  std::vector<fs::path> old{fs::path(folder) / case_name};
   for (const auto& entry : fs::directory_iterator(folder))
-    if (is_answer(entry.path().filename())) old.push_back(entry.path());
+    if (const std::string name = entry.path().filename(); is_answer(name) || is_part(name))
+      old.push_back(entry.path());
   for (const fs::path& path : old) {
     std::error_code error;
     if (fs::remove(path, error); error)
       throw BadInput(
-          fmt::format("{}: expected an answer that can be removed before the case is prepared "
-                      "again, met {}; remove it",
+          fmt::format("{}: expected a file that can be removed before the case is prepared again, "
+                      "met {}; remove it",
                       path.string(), error.message()));
   }
 }
@@ -75,7 +76,7 @@ void write_inputs(const Plan& plan, int rank, const std::string& path, const std
 }
 
 Member write_case(const Plan& plan, const std::string& folder) {
-  remove_answers(folder);
+  remove_old(folder);
   const std::string digest = case_digest(plan);
   std::vector<std::string> files;
   for (int r = 0; r < plan.evidence.mesh.world(); ++r) {

@@ -28,7 +28,8 @@ Array npy_array(std::span<const std::byte> file, const std::string& source);
 class NpyFile {
  public:
   explicit NpyFile(const std::string& path)
-      : file_(path), array_(npy_array(file_.bytes(), file_.path())) {}
+      : file_(path), array_(file_.read([&] { return npy_array(file_.bytes(), file_.path()); })) {}
+  const MappedFile& file() const { return file_; }
   const Array* operator->() const { return &array_; }
 
  private:

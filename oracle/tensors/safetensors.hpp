@@ -52,7 +52,7 @@ class Contents {
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path)
-      : file_(path), contents_(file_.bytes(), file_.path()) {}
+      : file_(path), contents_(file_.read([&] { return Contents(file_.bytes(), file_.path()); })) {}
   const MappedFile& file() const { return file_; }
   const Contents* operator->() const { return &contents_; }
 

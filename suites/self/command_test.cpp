@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -394,9 +395,35 @@ TEST_F(Command, ClosedOutputIsNoError) {
 
 TEST_F(Command, OutputThatCannotBeWrittenIsNoJudgement) {
   if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "this machine has no /dev/full";
-  Ended ended = start({"list"}, "/dev/full", [](pid_t) {});
-  EXPECT_EQ(ended.code, 3);
-  EXPECT_TRUE(holds(ended.err, "standard output"));
+  for (const Words& words : {Words{"list"}, {"run", "linear_row", "tp=2"}, {"explain", "linear_row"}, {"gate", "--help"}}) {
+    Ended ended = start(words, "/dev/full", [](pid_t) {});
+    EXPECT_EQ(ended.code, 3) << words[0];
+    EXPECT_EQ(ended.err, "shardproof: standard output: expected to write what is said, met 'No space left on device'; it is not whole\n") << words[0];
+  }
+}
+
+// A limit on the size of a file stands for a disk that is full.
+TEST_F(Command, FilesThatCannotBeWrittenAreNoJudgement) {
+  Folder folder;
+  const std::string failing = "control=row_bias_gradient_times_p";
+  const std::vector<std::pair<Words, Words>> table = {
+      {{"run", "linear_row", "tp=2", "--report", folder / "report"}, {"expected to write", "report/report.json", "File too large"}},
+      {{"run", "linear_row", "tp=2", failing, "--dump", folder / "dump"}, {"--dump", "can be written", "File too large"}},
+      {{"prepare", "linear_row", "tp=2", folder / "prepared"}, {"rank0.in.safetensors", "can be written", "File too large"}},
+      {{"drift", "block", "tp=2", "--steps", "2", "--report", folder / "drift"}, {"expected to write", "drift/index.html", "File too large"}}};
+  for (const auto& [words, says] : table) {
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit small{1024, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+    const Ended ended = start(words, "/dev/null", [](pid_t) {});
+    setrlimit(RLIMIT_FSIZE, &before);
+    EXPECT_EQ(ended.code, 3) << words[0];
+    for (const std::string& part : says) EXPECT_TRUE(holds(ended.err, part)) << part << " in " << ended.err;
+    EXPECT_FALSE(holds(ended.err, "be read")) << ended.err;
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path))
+    EXPECT_FALSE(holds(entry.path().filename(), ".part")) << entry.path();
 }
 
 TEST_F(Command, AnInterruptedGateSaysSo) {

@@ -18,6 +18,7 @@
 #include "fixtures/dtype.hpp"
 #include "fixtures/fills.hpp"
 #include "fixtures/placement.hpp"
+#include "fixtures/places.hpp"
 #include "fixtures/random.hpp"
 #include "fixtures/regressions.hpp"
 #include "fixtures/sharding.hpp"
@@ -878,6 +879,14 @@ TEST(Sharding, RanksCoverTheWhole) {
           const Ints own = whole_indices(shape, layout, mesh, rank);
           ASSERT_EQ(int64_t(own.size()), product(local_shape(shape, layout, mesh, rank)));
           ASSERT_EQ(denoted_indices(shape, layout, mesh, rank).size(), own.size());
+          const Places places(Places::Of::whole, shape, layout, mesh, rank);
+          ASSERT_EQ(places.size(), own.size());
+          Ints piece, joined;
+          for (size_t first = 0; first < own.size(); first += 5) {
+            places.read(first, std::min<size_t>(5, own.size() - first), piece);
+            joined.insert(joined.end(), piece.begin(), piece.end());
+          }
+          ASSERT_EQ(joined, own);
           for (int64_t i : own) ++held.at(size_t(i));
         }
         EXPECT_EQ(held, Ints(held.size(), copies)) << text(layout);

@@ -2,14 +2,21 @@
 // exists for it, and files that are not what was asked for are named.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <csignal>
+#include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "oracle/device.hpp"
+#include "oracle/memory_watch.hpp"
+#include "oracle/prepared/answer.hpp"
 #include "oracle/prepared/prepare.hpp"
 #include "suites/self/foreign.hpp"
 
@@ -376,6 +383,268 @@ TEST_F(Answered, FilesOfTwoRanksAreNotSwapped) {
   expect_refused("rank0.in.safetensors", {"expected the file of rank 0, met that of rank 1"});
   write("rank0.in.safetensors", own);
   EXPECT_EQ(refusal(), "accepted");
+}
+
+// ---- Arrays of numpy
+
+// A file of version 1.
+std::string npy(const std::string& descr, const std::vector<int64_t>& shape,
+                const std::vector<std::byte>& bytes, bool fortran = false) {
+  std::string header =
+      fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': ({}{}), }}", descr,
+                  fortran ? "True" : "False", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  header.resize((header.size() + 11) / 64 * 64 + 53, ' ');
+  header += '\n';
+  std::string file = "\x93NUMPY\x01";
+  file += '\0';
+  file += char(header.size() & 0xff);
+  file += char(header.size() >> 8);
+  file += header;
+  return file.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+class Arrays : public Prepared {
+ protected:
+  // Our kernels, or a twin, answer; what a rank hands in becomes arrays where `moves` says so.
+  void answer_by(const std::string& line, const std::string& control,
+                 const std::function<bool(int rank, const std::string& tensor)>& moves) {
+    prepare(line);
+    const std::string digest = read_case(folder, families()).digest;
+    answer(folder, families(), {.control = control, .change = [&](int rank, auto& all) {
+                                  bool moved = false;
+                                  std::erase_if(all, [&](const TensorToWrite& t) {
+                                    if (!moves(rank, t.name)) return false;
+                                    const char* descr = t.dtype == DType::f64   ? "<f8"
+                                                        : t.dtype == DType::f32 ? "<f4"
+                                                        : t.dtype == DType::f16 ? "<f2"
+                                                                                : "<u2";
+                                    write(npy_file(rank, t.name), npy(descr, t.shape, t.bytes()));
+                                    return moved = true;
+                                  });
+                                  if (moved)
+                                    write(card_file(rank),
+                                          fmt::format("{{\"case\": \"{}\"}}", digest));
+                                }});
+    for (int r = 0; r < 2; ++r)
+      if (const tensors::SafetensorsFile file(path(out_file(r))); file->tensors().empty())
+        empty_.push_back(path(out_file(r)));
+    for (const std::string& file : empty_) fs::remove(file);
+  }
+  std::vector<std::string> empty_;  // safetensors of which all became arrays
+};
+
+bool all_of_them(int, const std::string&) { return true; }
+
+TEST_F(Arrays, AreAnAnswerLikeAnyOther) {
+  for (const char* dtype : {"f64", "f32", "f16", "bf16"}) {
+    answer_by(fmt::format("linear_row tp=2 sp=on dtype={}", dtype), "", all_of_them);
+    EXPECT_EQ(empty_.size(), 2u);
+    EXPECT_TRUE(fs::exists(path("rank1.y.npy")));
+    const Report report = judged(folder, families());
+    EXPECT_TRUE(with(report, Verdict::failed).empty()) << dtype;
+    // Every shot came, so nothing but the arguments is missing.
+    EXPECT_EQ(with(report, Verdict::skipped), (std::vector<std::string>{"memory"})) << dtype;
+  }
+  answer_by("linear_row tp=2 sp=on", "row_bias_gradient_times_p", all_of_them);
+  EXPECT_EQ(with(judged(folder, families()), Verdict::failed).at(0), "gradient");
+}
+
+TEST_F(Arrays, StandBesideTheOtherForm) {
+  answer_by("linear_row tp=2 sp=on", "", [](int rank, const std::string& tensor) {
+    return rank == 1 && tensor.ends_with("grad.w");
+  });
+  EXPECT_TRUE(fs::exists(path("rank1.grad.w.npy")));
+  EXPECT_TRUE(fs::exists(path("rank1.shot1.grad.w.npy")));
+  EXPECT_TRUE(with(judged(folder, families()), Verdict::failed).empty());
+}
+
+TEST_F(Arrays, WhatIsWrongIsNamed) {
+  answer_by("linear_row tp=2 sp=on", "", all_of_them);
+  ASSERT_EQ(refusal(), "accepted");
+  const std::vector<std::byte> bytes(6 * 7 * 8);
+  const std::string right = text("rank1.y.npy"), card = text("rank1.out.json");
+  write("rank1.y.npy", npy("<f8", {6, 7}, bytes, /*fortran=*/true));
+  expect_refused("rank1.y.npy", {"row-major", "ascontiguousarray"});
+  write("rank1.y.npy", npy("<f8", {7, 6}, bytes));
+  expect_refused("rank1.y.npy", {"tensor 'y' as F64 [6,7], met <f8 [7,6]"});
+  write("rank1.y.npy", npy("<f4", {6, 14}, bytes));
+  expect_refused("rank1.y.npy", {"as F64", "<f4"});
+  write("rank1.y.npy", right.substr(0, right.size() - 8));
+  expect_refused("rank1.y.npy", {"expected 336 bytes"});
+  fs::remove(path("rank1.y.npy"));
+  expect_refused("rank1.y.npy", {"expected tensor 'y', met none"});
+  write("rank1.y.npy", right);
+  write("rank1.yy.npy", right);
+  expect_refused("rank1.yy.npy", {"'yy'", "did you mean 'y'"});
+  fs::remove(path("rank1.yy.npy"));
+  fs::remove(path("rank1.out.json"));
+  expect_refused("rank1.out.json", {"digest", "nothing there"});
+  write("rank1.out.json", "{\"case\": \"0123\"}");
+  expect_refused("rank1.out.json", {"met one of 0123"});
+  write("rank1.out.json", "{\"case\": 7}");
+  expect_refused("rank1.out.json", {"a text under 'case'"});
+  write("rank1.out.json", card);
+  ASSERT_EQ(refusal(), "accepted");
+  tensors::write_safetensors(path("rank1.out.safetensors"),
+                             {foreign::held("y", DType::f64, {6, 7}, bytes)},
+                             {{"case", read_case(folder, families()).digest}});
+  expect_refused("rank1.y.npy", {"in one file", "rank1.out.safetensors"});
+  prepare_case(parse("linear_row tp=2 sp=on", families()), {}, folder, families());
+  for (const char* name : {"rank1.y.npy", "rank1.out.json", "rank0.shot1.grad.x.npy"})
+    EXPECT_FALSE(fs::exists(path(name))) << name;
+}
+
+// ---- Files that change while they are judged
+
+struct AtBegin final : Progress {
+  explicit AtBegin(std::function<void()> what) : act(std::move(what)) {}
+  void begin(int64_t, int64_t) override { act(); }  // every file has been opened
+  void done(const CaseResult&) override { ADD_FAILURE() << "a verdict from a file that changed"; }
+  void done(const ControlResult&) override {}
+  void tick() override {}
+  std::function<void()> act;
+};
+
+class Changed : public Prepared {
+ protected:
+  std::string told_when(const std::function<void()>& what) {
+    prepare("linear_row tp=2 tokens=64 in=32 out=96");
+    answer(folder, families());
+    AtBegin progress(what);
+    try {
+      judge_folder(folder, {}, families(), progress);
+    } catch (const BadInput& e) {
+      return e.what();
+    }
+    return "accepted";
+  }
+};
+
+TEST_F(Changed, CutShortIsNoCrash) {
+  for (const char* name : {"rank1.out.safetensors", "rank0.out.safetensors"}) {
+    uintmax_t whole = 0;
+    const std::string said = told_when([&] {
+      whole = fs::file_size(path(name));
+      fs::resize_file(path(name), 4096);
+    });
+    EXPECT_EQ(said, fmt::format("{}: expected a file that stays as it is while it is read, met one "
+                                "that was cut short from {} to 4096 bytes; wait until its program "
+                                "has ended",
+                                path(name), whole));
+  }
+}
+
+TEST_F(Changed, WrittenToIsTold) {
+  const std::string said = told_when([&] {
+    std::fstream file(path("rank1.out.safetensors"),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-8, std::ios::end);
+    file.write("12345678", 8);
+  });
+  EXPECT_NE(said.find("rank1.out.safetensors: expected a file that stays as it is"), said.npos)
+      << said;
+  EXPECT_NE(said.find("met one that was written to"), said.npos) << said;
+}
+
+// ---- Interrupted in the middle
+
+class Interrupted : public Prepared {
+ protected:
+  // Kills a process that prepares as soon as `begun` holds.
+  void kill_when(const std::function<void()>& work, const std::function<bool()>& begun) {
+    const pid_t child = fork();
+    if (child == 0) {
+      work();
+      _exit(0);
+    }
+    for (int i = 0; i < 20000 && !begun(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "it had ended before it was killed";
+  }
+  void prepare_large() const {
+    prepare_case(parse("mapping_copy tp=8 tokens=256 hidden=256", families()), {}, folder,
+                 families());
+  }
+};
+
+TEST_F(Interrupted, ACaseIsNoCaseUntilItIsWhole) {
+  fs::remove_all(folder);
+  kill_when([&] { prepare_large(); }, [&] { return fs::exists(path("rank0.in.safetensors")); });
+  expect_refused("case.json",
+                 {"nothing there: it was interrupted in this folder", "prepare the folder again"});
+  prepare_large();
+  expect_refused("rank0.out.safetensors", {"run the program on this folder"});
+  // A case that was whole is none while it is prepared again.
+  kill_when([&] { prepare_large(); }, [&] { return !fs::exists(path("case.json")); });
+  expect_refused("case.json", {"it was interrupted in this folder"});
+  write("rank3.in.safetensors.part4711", "half a file");
+  prepare_large();
+  for (const auto& entry : fs::directory_iterator(folder))
+    EXPECT_EQ(entry.path().string().find(".part"), std::string::npos) << entry.path();
+}
+
+TEST_F(Interrupted, ABatteryIsNoneUntilItIsWhole) {
+  fs::remove_all(folder);
+  Options options;
+  options.tier = "smoke";
+  options.patterns = {"mapping"};
+  options.transports = {"processes"};
+  const auto third = [&] {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error))
+      if (entry.path().filename().string().starts_with("003.")) return true;
+    return false;
+  };
+  kill_when([&] { prepare_battery(options, folder, families()); }, third);
+  expect_refused("battery.json", {"nothing there: it was interrupted in this folder"});
+}
+
+// ---- Large results
+
+// More wrong elements than are kept to say what they have in common.
+TEST_F(Prepared, ThePatternOfVeryManyWrongElementsIsThatOfTheFirst) {
+  prepare("mapping_copy tp=2 tokens=512 hidden=384", {"forward"});
+  answer(folder, families(), {.change = [](int, auto& all) {
+           TensorToWrite& y = *named(all, "y");
+           auto bytes = y.bytes();
+           for (size_t i = 0; i < bytes.size(); i += 8) {
+             double v;
+             std::memcpy(&v, &bytes[i], 8);
+             v *= 3;
+             std::memcpy(&bytes[i], &v, 8);
+           }
+           y = foreign::held("y", y.dtype, y.shape, std::move(bytes));
+         }});
+  const Report report = judged(folder, families());
+  const Finding& f = report.cases.at(0).checks.at(0).findings.at(0);
+  // 512 x 384 elements on 2 ranks, but for those that are zero in both.
+  EXPECT_GT(f.wrong, int64_t(1) << 18);
+  EXPECT_EQ(f.pattern, "x 3.000, as far as the first 262144 of them go");
+}
+
+TEST(MemoryWatch, TellsTheReferenceFromTheRest) {
+  constexpr size_t mib = size_t(1) << 20;
+  const auto touched = [](size_t n) { return std::vector<char>(n, 1); };
+  watch_memory();
+  const int64_t start = memory_told().beyond;
+  std::vector<char> kept;
+  {
+    const ReferenceWork work;
+    const auto passing = touched(96 * mib);
+    kept = touched(32 * mib);
+    EXPECT_EQ(passing.back() + kept.back(), 2);
+  }
+  reference_keeps(int64_t(kept.size()));
+  const MemoryTold reference = memory_told();
+  EXPECT_NEAR(double(reference.reference), 128.0 * mib, 16.0 * mib);
+  EXPECT_NEAR(double(reference.beyond), double(start), 16.0 * mib);
+  const auto own = touched(64 * mib);
+  EXPECT_EQ(own.back(), 1);
+  EXPECT_NEAR(double(memory_told().beyond), double(start) + 64.0 * mib, 16.0 * mib);
+  EXPECT_NEAR(double(memory_told().reference), 128.0 * mib, 16.0 * mib);
 }
 
 // ---- Batteries
