@@ -130,7 +130,7 @@ const std::vector<OptionName>& gate_options() {
       {"--dry-run", "", "print what is due; run nothing"},
       seed_option,
       {"--seeds", "N", "as many seeds for each line"},
-      {"--jobs", "N", "worlds side by side (as many as cores, at most 4)"},
+      {"--jobs", "N", "worlds side by side (one more than cores, at most 5)"},
       scale_option,
       canonical_option,
       in_process_option,
@@ -418,7 +418,8 @@ void check_dtypes(const std::vector<std::string>& names) {
 }
 
 // Cases that are judged at a time where nobody says: a case of forked ranks leaves a core idle.
-int usual_jobs() { return int(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }
+// One more than cores: ranks wait for each other, and a world that waits leaves its core idle.
+int usual_jobs() { return 1 + int(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }
 
 // What the ranks of a launcher can be judged on, the usual one first.
 std::vector<std::string> transports_of(const OutsideLaunch& outside) {
