@@ -739,6 +739,10 @@ DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) 
       d.from = parse_integer("control", d.control.substr(at + 1), 0, 1'000'000'000);
       d.control.resize(at);
     }
+    if (d.control.empty())
+      throw BadInput(fmt::format("control: expected control=NAME@STEP, met '{}'; `list block` names "
+                                 "the controls",
+                                 *word));
     words.erase(word);
     break;
   }

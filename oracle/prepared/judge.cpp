@@ -166,6 +166,7 @@ class Opened {
   Opened(const std::string& folder, const Registry& registry)
       : folder_(folder), case_(read_case(folder, registry)) {
     for (int r = 0; r < ranks(); ++r) look_at_input(r);
+    refuse_more_ranks();
     for (int r = 0; r < ranks(); ++r) look_at_output(r);
     same_run(out_);
     find_returned();
@@ -235,6 +236,22 @@ class Opened {
                "other elements; the prepared file was edited");
     });
     refuse(path, "the file as it was prepared", "another one; it was edited");
+  }
+
+  // An answer of a rank that the case has not: the program ran on another world.
+  void refuse_more_ranks() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_))
+      if (const std::string name = entry.path().filename(); is_answer(name)) names.insert(name);
+    for (const std::string& name : names) {
+      const std::string rank = name.substr(4, name.find('.') - 4);
+      bool known = false;
+      for (int r = 0; r < ranks(); ++r) known |= rank == std::to_string(r);
+      if (known) continue;
+      refuse(fs::path(folder_) / name, fmt::format("answers of ranks 0 to {}", ranks() - 1),
+             fmt::format("one of rank {}; run the program on {} ranks, or remove the file", rank,
+                         ranks()));
+    }
   }
 
   void look_at_output(int rank) {

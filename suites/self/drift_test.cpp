@@ -488,6 +488,8 @@ TEST(Drift, RefusesWhatCannotBeTrained) {
   EXPECT_NE(refusal("block tp=2 control=norm_gradient_averaged@-1").find("control"),
             std::string::npos);
   EXPECT_NE(refusal("block tp=2 control=unknown@1").find("control of block"), std::string::npos);
+  for (const char* nameless : {"block tp=2 control=@2", "block tp=2 control="})
+    EXPECT_NE(refusal(nameless).find("control=NAME@STEP"), std::string::npos) << nameless;
   EXPECT_NE(refusal("block tp=3 sp=on ffn=10").find("ffn divisible"), std::string::npos);
   EXPECT_NE(refusal("block tp=2 control=unknown@1").find("replica_bit_flip"), std::string::npos);
   EXPECT_NE(refusal("block tp=2 sp=on control=gradient_reduced_after_step@1").find("dp or cp"),

@@ -603,6 +603,20 @@ TEST_F(Interrupted, ABatteryIsNoneUntilItIsWhole) {
   expect_refused("battery.json", {"nothing there: it was interrupted in this folder"});
 }
 
+// ---- Another world than the case's
+
+TEST_F(Prepared, AnAnswerOfARankTooManyIsRefused) {
+  prepare("linear_row tp=2 sp=on");
+  answer(folder, families());
+  ASSERT_EQ(refusal(), "accepted");
+  for (const char* name : {"rank2.out.safetensors", "rank3.y.npy", "rank00.y.npy"}) {
+    write(name, "");
+    expect_refused(name, {"answers of ranks 0 to 1", "on 2 ranks"});
+    fs::remove(path(name));
+  }
+  ASSERT_EQ(refusal(), "accepted");
+}
+
 // ---- Large results
 
 // More wrong elements than are kept to say what they have in common.
