@@ -225,7 +225,8 @@ void Truths::trim() {
 std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declared) {
   std::shared_ptr<Kept>& kept =
       of_checks_[seen_by_reference(line) +
-                 fmt::format("|{} {}", declared.truncates, declared.accumulates_in_storage)];
+                 fmt::format("|{} {} {}", declared.truncates, declared.accumulates_in_storage,
+                             declared.multiplies_in_tf32)];
   if (!kept) kept = std::make_shared<Kept>();
   return kept;
 }
