@@ -341,9 +341,7 @@ class Watch {
       if (hashes[size_t(r)] == hashes[size_t(apart[0])] || held_by(r) != own) continue;
       const ResultTensor* want = e_.result(r, 0, tag, k, gradient);
       if (got && want) f = judging::difference(e_, {got, apart[0]}, {want, r});
-      f.message = fmt::format("{} part{} from rank {} (want; got: rank {}){}",
-                              judging::ranks_text(apart, 0), apart.size() == 1 ? "s" : "", r,
-                              apart[0], f.message.empty() ? "" : ", " + f.message);
+      f.message = judging::parting_text(apart, apart[0], r, f.message);
       break;
     }
     f.rank = apart[0];
@@ -678,9 +676,10 @@ void require_control(const DriftLine& d, const Registry& registry) {
                                  e.what(), faults));
     }
   if (on_device(*known, registry))
-    throw BadInput(fmt::format("key 'control': expected a broken kernel of the host, met '{}', which runs "
-                               "on a device; a training run is on the host",
-                               d.control));
+    throw BadInput(
+        fmt::format("key 'control': expected a broken kernel of the host, met '{}', which runs "
+                    "on a device; a training run is on the host",
+                    d.control));
   if (!known->make)
     throw BadInput(
         fmt::format("key 'control': expected a broken kernel or a fault of the training "
@@ -740,9 +739,10 @@ DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) 
       d.control.resize(at);
     }
     if (d.control.empty())
-      throw BadInput(fmt::format("control: expected control=NAME@STEP, met '{}'; `list block` names "
-                                 "the controls",
-                                 *word));
+      throw BadInput(
+          fmt::format("control: expected control=NAME@STEP, met '{}'; `list block` names "
+                      "the controls",
+                      *word));
     words.erase(word);
     break;
   }

@@ -660,12 +660,7 @@ class Gate {
     const auto keeper = std::make_shared<Keeper>(*this);
     Turns turns;
     const auto work = [&](ResultSink& sink) {
-      struct Silent final : Progress {
-        void begin(int64_t, int64_t) override {}
-        void done(const CaseResult&) override {}
-        void done(const ControlResult&) override {}
-        void tick() override {}
-      } silent;
+      Progress silent;
       Gate gate(options_, registry_, silent);
       gate.sink_ = &sink;
       gate.dumps_ = dumps_;

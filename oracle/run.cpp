@@ -54,24 +54,6 @@ std::string truth_key(const Case& line, const Feed& feed) {
   return key;
 }
 
-// Whole values of an operand (or of its cotangent), as the ranks draw their shards of it.
-Whole whole_of(const Evidence& e, int operand, bool cotangent, const Feed& feed) {
-  const Operand& o = e.operands[size_t(operand)];
-  const Layout layout = cotangent ? dual(o.layout) : o.layout;
-  Whole w;
-  w.shape = whole_shape(o.shape, layout, e.mesh);
-  for (const auto& g : feed.given)
-    if (g.operand == operand) return {w.shape, g.value};
-  for (const auto& b : feed.basis)
-    if (b.operand == operand) {
-      w.value.assign(size_t(product(w.shape)), 0.0);
-      if (b.index >= 0) w.value[size_t(b.index)] = 1;
-      return w;
-    }
-  w.value = filled(e, feed, operand, cotangent);
-  return w;
-}
-
 bool any_of_values(const std::vector<Whole>& list, bool (*holds)(double)) {
   return std::any_of(list.begin(), list.end(), [&](const Whole& w) { return std::any_of(w.value.begin(), w.value.end(), holds); });
 }
@@ -241,10 +223,10 @@ const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed)
   const ReferenceWork work;
   auto truth = std::make_unique<Truth>();
   const bool gauges = !exact_data(e, feed);
-  for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(whole_of(e, i, false, feed));
+  for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(drawn(e, feed, i, false));
   truth->outputs = e.contract->forward(line, truth->inputs, gauges ? &truth->output_gauges : nullptr);
   if (e.declared.backward) {
-    for (int i = e.inputs; i < int(e.operands.size()); ++i) truth->cotangents.push_back(whole_of(e, i, true, feed));
+    for (int i = e.inputs; i < int(e.operands.size()); ++i) truth->cotangents.push_back(drawn(e, feed, i, true));
     truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents, gauges ? &truth->gradient_gauges : nullptr);
   }
   require_a_reference(line, e, *truth);

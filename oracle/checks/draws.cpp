@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 namespace {
@@ -41,9 +42,9 @@ int64_t smallest_shard(const Operand& o, const Mesh& mesh) {
 }
 
 std::string axes_text(const std::vector<Axis>& axes) {
-  std::string text;
-  for (Axis a : axes) text += (text.empty() ? "" : ", ") + std::string(name(a));
-  return text;
+  std::vector<std::string> names;
+  for (Axis a : axes) names.emplace_back(name(a));
+  return joined(names);
 }
 
 Look look_at(Drawn drawn, std::span<const Operand> operands, const Mesh& mesh) {

@@ -79,11 +79,13 @@ CheckResult same_again(const Evidence&, const std::string& check,
                        std::span<const char* const> names, Told (*told)(const Shot&));
 // Results of type I and R of one shot, byte for byte over their ranks (replica.cpp).
 Agreement same_replicas(const Evidence&, int shot);
+// "ranks 1, 3 part from rank 0 (want; got: rank 1)", and what more is to be said.
+std::string parting_text(std::span<const int> apart, int got, int want, const std::string& more);
 // Which ranks of a group part from the others in a result that all of them hold, and where.
 Finding parting(const Evidence&, const std::vector<int>& group, int shot, const ResultTensor& like);
 
-// rms of the errors of a tensor, each in its scale (whole_tensor.cpp). Empty where no scale is valid
-// or a result is missing.
+// rms of the errors of a tensor, each in its scale (whole_tensor.cpp). Empty where no scale is
+// valid or a result is missing.
 struct WholeTensor {
   double rms = 0, limit = 1;
   std::optional<Finding> finding;  // where rms > limit

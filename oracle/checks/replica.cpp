@@ -117,6 +117,12 @@ std::vector<std::pair<int, int>> dissenters(const Evidence& e, const std::vector
 
 }  // namespace
 
+std::string judging::parting_text(std::span<const int> apart, int got, int want,
+                                  const std::string& more) {
+  return fmt::format("{} part{} from rank {} (want; got: rank {}){}", ranks_text(apart, 0),
+                     apart.size() == 1 ? "s" : "", want, got, more.empty() ? "" : ", " + more);
+}
+
 Finding judging::parting(const Evidence& e, const std::vector<int>& group, int shot,
                          const ResultTensor& like) {
   const auto apart = dissenters(e, group, shot, like);
@@ -136,11 +142,8 @@ Finding judging::parting(const Evidence& e, const std::vector<int>& group, int s
   for (const auto& pair : apart) f.ranks.push_back(pair.first);
   std::sort(f.ranks.begin(), f.ranks.end());
   f.holders = f.ranks;
-  const std::string first = f.message;
-  f.message = fmt::format("{} part{} from rank {} (want; got: rank {}){}{}",
-                          judging::ranks_text(f.ranks, 0), f.ranks.size() == 1 ? "s" : "", other,
-                          rank, first.empty() ? "" : ", " + first,
-                          shot == 0 ? "" : ", in '" + e.shots[size_t(shot)].name + "'");
+  f.message = judging::parting_text(f.ranks, rank, other, f.message);
+  if (shot != 0) f.message += ", in '" + e.shots[size_t(shot)].name + "'";
   f.means = like.gradient ? "the gradient of a replicated tensor was not summed over its ranks, or "
                             "each rank summed in its own order"
                           : "a result that has to be equal on these ranks was not reduced, or each "

@@ -63,9 +63,8 @@ constexpr unsigned init_seconds = 120;
 
 // What the environment says of a launcher that may be gone: a shell that was started by one keeps its variables.
 std::string told_by_environment() {
-  const auto launch = outside_launch();
-  if (!launch) return "the environment names no launcher";
-  return fmt::format("the environment ({}) says rank {} of {}", launch->variables, launch->rank, launch->size);
+  const OutsideLaunch launch = outside_launch().value();
+  return fmt::format("the environment ({}) says rank {} of {}", launch.variables, launch.rank, launch.size);
 }
 
 constexpr const char* no_launcher_there = "; unset these where no launcher runs, or start the program with the launcher of this MPI";
@@ -80,13 +79,13 @@ void on_silent_init(int) {
 }
 
 MpiSession* open_session() {
-  const auto launch = outside_launch();
-  if (launch && launch->launcher == torchrun) return open_tcp_session();
+  const OutsideLaunch launch = outside_launch().value();
+  if (launch.launcher == torchrun) return open_tcp_session();
   std::signal(SIGALRM, on_silent_init);
   ::alarm(init_seconds);
   MpiSession* session = open_mpi_session(nullptr, nullptr);
   ::alarm(0);
-  no_world_here = launch && (session->size() != launch->size || session->rank() != launch->rank);
+  no_world_here = session->size() != launch.size || session->rank() != launch.rank;
   if (no_world_here)
     throw Infrastructure(fmt::format("{}, but MPI ({}) made this rank {} of {}{}", told_by_environment(), session->library(), session->rank(), session->size(),
                                      no_launcher_there));

@@ -40,6 +40,15 @@ std::string tensor_name(std::string_view text) {
   return name;
 }
 
+std::string head_of(int rank) { return fmt::format("rank{}.", rank); }
+
+std::vector<std::string> files_of(const std::string& folder, int rank) {
+  std::vector<std::string> names = answer_files(folder);
+  std::erase_if(names,
+                [head = head_of(rank)](const auto& name) { return !name.starts_with(head); });
+  return names;
+}
+
 FileTensor as_tensor(const tensors::NpyFile& file, const std::string& name) {
   const std::string& path = file.file().path();
   const auto long_dims =
@@ -70,23 +79,21 @@ bool is_answer(std::string_view file) {
          (rest.size() > npy_tail.size() + 1 && rest.ends_with(npy_tail));
 }
 
+std::vector<std::string> answer_files(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (const std::string name = entry.path().filename(); is_answer(name)) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 bool Answer::is_there(const std::string& folder, int rank) {
-  std::error_code error;
-  const std::string head = fmt::format("rank{}.", rank);
-  for (const auto& entry : fs::directory_iterator(folder, error))
-    if (const std::string name = entry.path().filename(); name.starts_with(head) && is_answer(name))
-      return true;
-  return false;
+  return !files_of(folder, rank).empty();
 }
 
 Answer::Answer(const std::string& folder, int rank) : folder_(folder), rank_(rank) {
-  const std::string head = fmt::format("rank{}.", rank);
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder))
-    if (const std::string name = entry.path().filename(); name.starts_with(head) && is_answer(name))
-      names.push_back(name);
-  std::sort(names.begin(), names.end());
-  const std::string whole = out_file(rank);
+  const std::vector<std::string> names = files_of(folder, rank);
+  const std::string head = head_of(rank), whole = out_file(rank);
   if (std::find(names.begin(), names.end(), whole) != names.end()) {
     file_ = std::make_unique<tensors::SafetensorsFile>(fs::path(folder) / whole);
     cards_.push_back({file_->file().path(), (*file_)->metadata()});

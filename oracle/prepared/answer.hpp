@@ -24,6 +24,8 @@ std::string npy_file(int rank, const std::string& tensor);
 std::string card_file(int rank);  // "rank0.out.json"
 // Whether a file of that name is a part of some rank's answer.
 bool is_answer(std::string_view file);
+// Names of those that lie in a folder, sorted.
+std::vector<std::string> answer_files(const std::string& folder);
 
 class Answer {
  public:

@@ -240,14 +240,11 @@ class Opened {
 
   // An answer of a rank that the case has not: the program ran on another world.
   void refuse_more_ranks() const {
-    std::set<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_))
-      if (const std::string name = entry.path().filename(); is_answer(name)) names.insert(name);
-    for (const std::string& name : names) {
+    std::set<std::string> known;
+    for (int r = 0; r < ranks(); ++r) known.insert(std::to_string(r));
+    for (const std::string& name : answer_files(folder_)) {
       const std::string rank = name.substr(4, name.find('.') - 4);
-      bool known = false;
-      for (int r = 0; r < ranks(); ++r) known |= rank == std::to_string(r);
-      if (known) continue;
+      if (known.contains(rank)) continue;
       refuse(fs::path(folder_) / name, fmt::format("answers of ranks 0 to {}", ranks() - 1),
              fmt::format("one of rank {}; run the program on {} ranks, or remove the file", rank,
                          ranks()));

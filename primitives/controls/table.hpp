@@ -14,6 +14,8 @@ struct Row {
   bool alone = false, backward = true;
 };
 
+// The control of a row.
+Control control_of(const Row&);
 void add(Registry&, std::span<const Row>);
 
 }  // namespace shardproof::controls

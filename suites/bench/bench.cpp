@@ -91,13 +91,6 @@ double all_reduce_8_doubles(const std::string& transport, int ranks, const std::
   return median(runs);
 }
 
-struct Quiet : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
 // Checks a second of the smoke tier's cases at 4 ranks, from line to verdict, in a world that lives:
 // the median of five passes after a first one.
 double checks_per_second(const Registry& registry, const std::string& program, const std::string& family, bool adjoint) {

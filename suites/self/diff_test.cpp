@@ -31,13 +31,6 @@ class Folder {
   std::string path_;
 };
 
-struct Silent final : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
 std::string check(const std::string& line, const std::string& name, const std::string& verdict,
                   const std::string& ratio = "null", const std::string& traffic = "4, 512") {
   const size_t comma = traffic.find(", ");
@@ -306,7 +299,7 @@ TEST_F(Diff, WhatTheGateWritesIsRead) {
 // ranks in the forward, nothing in the backward.
 TEST(Traffic, IsWhatOneForwardAndOneBackwardAskOfOtherRanks) {
   const Registry registry = all_families();
-  Silent silent;
+  Progress silent;
   Options options;
   const Report r =
       run_line(parse("linear_row tp=2 tokens=24 out=7", registry), options, registry, silent);
@@ -317,7 +310,7 @@ TEST(Traffic, IsWhatOneForwardAndOneBackwardAskOfOtherRanks) {
 // Jobs of a gate are processes: what they judged arrives whole.
 TEST(Traffic, AndCatchesCrossFromTheJobsOfAGate) {
   const Registry registry = all_families();
-  Silent silent;
+  Progress silent;
   Options options;
   options.patterns = {"linear_row", "mapping_copy"};
   options.tier = "smoke";

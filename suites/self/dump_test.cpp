@@ -21,13 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using tensors::SafetensorsFile;
 
-struct Silent final : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
 const Registry& registry() {
   static const Registry r = all_families();
   return r;
@@ -44,7 +37,7 @@ class Dump : public testing::Test {
   ~Dump() override { fs::remove_all(folder_); }
 
   Report run(const std::string& line) {
-    Silent silent;
+    Progress silent;
     return run_line(parse(line, registry()), options_, registry(), silent);
   }
   std::vector<fs::path> folders() const {

@@ -57,15 +57,8 @@ inline void answer(const std::string& folder, const Registry& registry, const An
 }
 
 // Says nothing while it judges.
-struct Silent final : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
 inline Report judged(const std::string& folder, const Registry& registry) {
-  Silent silent;
+  Progress silent;
   return prepared::judge_folder(folder, {}, registry, silent);
 }
 

@@ -772,13 +772,6 @@ TEST(Counting, NamesHoldNothingThatAFilterReads) {
 // ---- Retries
 // --------------------------------------------------------------------------------------
 
-struct Quiet final : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
 // A subject that is wrong in the first world only, and right ever after.
 TEST(Retries, NeverTurnAFailureIntoAPass) {
   auto* worlds = static_cast<std::atomic<int>*>(
@@ -797,7 +790,7 @@ TEST(Retries, NeverTurnAFailureIntoAPass) {
                 declared});
   Options options;
   options.checks = {"forward"};
-  Quiet quiet;
+  Progress quiet;
   const Case line = parse("mapping_copy tp=2 tokens=3 hidden=4", r);
   const Report report = run_line(line, options, r, quiet);
   ASSERT_EQ(report.cases.size(), 1u);

@@ -249,20 +249,13 @@ std::string bound_twice_as_wide() {
   return "";
 }
 
-struct Silent final : Progress {
-  void begin(int64_t, int64_t) override {}
-  void done(const CaseResult&) override {}
-  void done(const ControlResult&) override {}
-  void tick() override {}
-};
-
 }  // namespace
 
 Report gate_of(const Registry& r) {
   Options options;
   options.transports = {"processes"};
   options.self = false;  // the gate around this one asks the transport
-  Silent silent;
+  Progress silent;
   return run_gate(options, r, silent);
 }
 

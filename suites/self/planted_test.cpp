@@ -29,12 +29,7 @@ TEST(PlantedFaults, AreToldByEveryGate) {
   family_mapping(r);
   r.add(Planted{"seen", [] { return std::string(); }});
   r.add(Planted{"missed", [] { return std::string("expected failed, met passed"); }});
-  struct Silent final : Progress {
-    void begin(int64_t, int64_t) override {}
-    void done(const CaseResult&) override {}
-    void done(const ControlResult&) override {}
-    void tick() override {}
-  } silent;
+  Progress silent;
   Options options;
   options.tier = "smoke";
   options.transports = {"processes"};

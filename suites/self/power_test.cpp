@@ -206,12 +206,7 @@ Report gate_with_bounds_times(double factor) {
   control.witness = c.cases("ci")[0];
   control.declared = declared;
   own.add(control);
-  struct Silent : Progress {
-    void begin(int64_t, int64_t) override {}
-    void done(const CaseResult&) override {}
-    void done(const ControlResult&) override {}
-    void tick() override {}
-  } silent;
+  Progress silent;
   Options options;
   options.transports = {"processes"};
   return run_gate(options, own, silent);

@@ -686,7 +686,7 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   EXPECT_EQ(report.cases.size(), b.members.size());
   fs::remove(folder / b.members[2].folder / "rank0.out.safetensors");
   expect_refused(b.members[2].folder + "/rank0.out.safetensors", {"nothing there"});
-  foreign::Silent silent;
+  Progress silent;
   std::vector<std::string> unanswered;
   const Report rest = judge_folder(folder, {}, families(), silent, &unanswered);
   ASSERT_EQ(unanswered.size(), 1u);
