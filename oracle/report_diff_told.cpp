@@ -17,12 +17,12 @@ namespace {
 constexpr size_t most_changes = 20;        // of a group
 constexpr size_t most_characters = 60000;  // a comment may have 65,536
 
-struct Group {
+struct Section {
   const char *label, *title;
   const std::vector<Change>& changes;
 };
 
-std::vector<Group> groups(const ReportDiff& d) {
+std::vector<Section> groups(const ReportDiff& d) {
   return {{"LOST", "Lost", d.lost},
           {"worse", "Worse, and within its bound", d.worse},
           {"changed", "Changed", d.changed},
@@ -37,11 +37,11 @@ std::string brief(const std::string& text) {
 
 std::string step(const Change& c) { return c.before + " -> " + c.after; }
 
-std::string more(const Group& g, const char* tail) {
+std::string more(const Section& g, const char* tail) {
   return fmt::format("{} more {}", g.changes.size() - most_changes, tail);
 }
 
-std::string told(const Group& g) {
+std::string told(const Section& g) {
   std::string text;
   for (size_t i = 0; i < std::min(g.changes.size(), most_changes); i++) {
     const Change& c = g.changes[i];
@@ -67,7 +67,7 @@ std::string sentence(const ReportDiff& d) {
   std::string text = fmt::format("{} and {} in both", telling::number_of(d.checks, "check"),
                                  telling::number_of(d.controls, "control"));
   if (d.checks + d.controls == 0) text += ": the two have nothing in common";
-  for (const Group& g : groups(d))
+  for (const Section& g : groups(d))
     if (!g.changes.empty()) text += fmt::format(", {} {}", g.changes.size(), g.label);
   if (d.lost.empty()) text += ", nothing lost";
   return text;
@@ -79,7 +79,7 @@ std::string side(const std::string& path, const std::string& verdict, bool compl
 
 bool is_number(size_t) { return false; }
 
-std::string table(const Group& g, size_t room) {
+std::string table(const Section& g, size_t room) {
   if (g.changes.empty()) return "";
   std::string text = fmt::format("### {}\n\n", g.title);
   text += markdown::table_head({"what", "where", "before", "after"}, is_number);
@@ -104,7 +104,7 @@ std::string replays(const ReportDiff& d) {
 std::string diff_text(const ReportDiff& d) {
   std::string text = telling::row("OLD", side(d.old_path, d.old_verdict, d.old_complete)) +
                      telling::row("NEW", side(d.new_path, d.new_verdict, d.new_complete));
-  for (const Group& g : groups(d)) text += told(g);
+  for (const Section& g : groups(d)) text += told(g);
   if (d.only_old.any()) text += telling::row("only OLD", alone_text(d.only_old));
   if (d.only_new.any()) text += telling::row("only NEW", alone_text(d.only_new));
   return text + telling::row(d.lost.empty() ? "KEPT" : "LOST", sentence(d));
@@ -113,7 +113,7 @@ std::string diff_text(const ReportDiff& d) {
 std::string diff_markdown(const ReportDiff& d) {
   std::string text = fmt::format("## Shardproof: {}\n\n{}.\n\n",
                                  d.lost.empty() ? "nothing lost" : "LOST", sentence(d));
-  for (const Group& g : groups(d)) {
+  for (const Section& g : groups(d)) {
     text += table(g, most_characters / 5);
     if (&g.changes == &d.lost) text += replays(d);
   }
