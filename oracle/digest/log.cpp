@@ -179,13 +179,26 @@ int64_t drop_unfinished(std::vector<Entry>& entries) {
   return int64_t(before - entries.size());
 }
 
-void note_unfinished(const Log& log, std::vector<Entry>& entries, LogReport& r) {
+// The last step before this one; -1: none.
+int64_t step_before(const std::vector<Entry>& entries, int64_t step) {
+  int64_t before = -1;
+  for (const Entry& e : entries)
+    if (e.step < step) before = std::max(before, e.step);
+  return before;
+}
+
+// Says where the log ends early, leaves out what is there in part, and returns the last whole step.
+int64_t take_end(const Log& log, std::vector<Entry>& entries, LogReport& r) {
   const int64_t last = entries.back().step, dropped = drop_unfinished(entries);
+  if (!log.truncated.empty()) r.notes.push_back(log.path + ": " + log.truncated);
   if (dropped > 0)
     r.notes.push_back(
         fmt::format("{}: {} tensors of step {} are there on some ranks only and are "
                     "left out: the run ended there",
                     log.path, dropped, last));
+  if (log.truncated.empty() && dropped == 0) return last;
+  r.cut = true;
+  return step_before(entries, last);
 }
 
 Place part_of(const LogLine& l, char kind) {
@@ -473,6 +486,10 @@ void note_lacking_tensors(const Log& log_here, const std::vector<Entry>& here, c
   for (const Entry& e : here) {
     if (e.step > last || known.contains({e.step, e.phase, e.tensor})) continue;
     ++missing;
+    if (e.step == last && logged.contains({e.phase, e.tensor})) {
+      r.cut = true;
+      r.proven = std::min(r.proven, step_before(there, last));
+    }
     if (r.refused.empty() && e.step < last && steps.contains(e.step) &&
         logged.contains({e.phase, e.tensor}))
       r.refused = telling::printable(fmt::format(
@@ -493,10 +510,6 @@ int64_t steps_in(const std::vector<Entry>& entries) {
   std::set<int64_t> steps;
   for (const Entry& e : entries) steps.insert(e.step);
   return int64_t(steps.size());
-}
-
-void note_ends(const Log& log, LogReport& r) {
-  if (!log.truncated.empty()) r.notes.push_back(log.path + ": " + log.truncated);
 }
 
 std::string named(const LogFinding& f) {
@@ -568,8 +581,7 @@ Log read_log(const std::string& path) {
 LogReport judge_log(const Log& log) {
   LogReport r;
   auto entries = entries_of(log);
-  note_ends(log, r);
-  note_unfinished(log, entries, r);
+  r.proven = take_end(log, entries, r);
   r.tensors = int64_t(entries.size());
   r.steps = steps_in(entries);
   Coverage coverage(log.lines.size());
@@ -586,13 +598,15 @@ class Comparison {
       : a_(a), b_(b), exact_(exact), of_a_(entries_of(a)), of_b_(entries_of(b)) {}
 
   LogReport made() {
-    note_ends(a_, r_), note_ends(b_, r_);
     const int64_t ends[] = {of_a_.back().step, of_b_.back().step};
-    note_unfinished(a_, of_a_, r_), note_unfinished(b_, of_b_, r_);
+    r_.proven = take_end(a_, of_a_, r_);
+    r_.proven = std::min(r_.proven, take_end(b_, of_b_, r_));
     r_.steps = std::min(steps_in(of_a_), steps_in(of_b_));
-    if (ends[0] != ends[1])
+    if (ends[0] != ends[1]) {
+      r_.cut = true;
       r_.notes.push_back(
           fmt::format("{} ends at step {}, {} at step {}", a_.path, ends[0], b_.path, ends[1]));
+    }
     std::map<std::tuple<int64_t, std::string, std::string>, const Entry*> in_b;
     for (const Entry& e : of_b_) in_b[{e.step, e.phase, e.tensor}] = &e;
     for (const Entry& e : of_a_) {
@@ -696,7 +710,13 @@ LogReport compare_logs(const Log& a, const Log& b, bool exact) {
 
 std::string log_text(const LogReport& r, const std::vector<Log>& logs) {
   std::string text;
-  if (r.findings.empty()) {
+  if (r.findings.empty() && r.cut) {
+    text = fmt::format(
+        "NO JUDGEMENT {}   {}; what follows is not there to be judged   {} tensors compared\n",
+        files_text(logs),
+        r.proven < 0 ? "no step is there whole" : fmt::format("no drift up to step {}", r.proven),
+        r.tensors);
+  } else if (r.findings.empty()) {
     text = fmt::format("NO DRIFT   {}   {} steps, {} tensors compared\n", files_text(logs), r.steps,
                        r.tensors);
   } else {
@@ -721,10 +741,15 @@ std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
   auto known = [&](const std::string& value) { return f ? value : std::string("null"); };
   const LogFinding none, &g = f ? *f : none;
   return fmt::format(
-      "{{\n  \"schema\": 1,\n  \"logs\": [{}],\n  \"drift\": {},\n  \"first_step\": {},\n  "
+      "{{\n  \"schema\": 1,\n  \"logs\": [{}],\n  \"complete\": {},\n  \"proven_to\": {},\n  "
+      "\"drift\": {},\n  \"first_step\": {},\n  "
       "\"phase\": {},\n  \"parameter\": {},\n  \"rank\": {},\n  \"index\": [],\n  \"what\": {},\n  "
       "\"means\": {},\n  \"findings\": {},\n  \"steps\": {},\n  \"notes\": [{}]\n}}\n",
-      joined(paths, ", "), f != nullptr, known(std::to_string(g.step)), known(quoted(g.phase)),
+      joined(paths, ", "), !r.cut, r.proven < 0 ? "null" : std::to_string(r.proven),
+      f       ? "true"
+      : r.cut ? "null"
+              : "false",
+      known(std::to_string(g.step)), known(quoted(g.phase)),
       known(quoted(g.tensor)), g.rank.empty() ? "null" : quoted(g.rank), known(quoted(g.what)),
       known(quoted(g.means)), r.findings.size(), r.steps, joined(notes, ", "));
 }

@@ -46,6 +46,8 @@ struct LogReport {
   std::vector<LogFinding> findings;  // in the order of step, phase and tensor
   std::vector<std::string> notes;
   std::string refused;  // why what differs between two layouts says nothing; "" nothing of the kind
+  bool cut = false;     // a log ends within a step, or before the other one
+  int64_t proven = -1;  // the last step that every log holds whole; -1: not one
   int64_t tensors = 0, steps = 0;  // records of a tensor at a step and phase; steps
 };
 LogReport judge_log(const Log&);

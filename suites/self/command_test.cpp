@@ -587,6 +587,25 @@ TEST_F(Command, DriftWritesAPageOfARun) {
   EXPECT_FALSE(fs::exists(folder / "other"));
 }
 
+// A log that ends early is no judgement of what it lacks; what it shows to drift is one.
+TEST_F(Command, LogsThatEndEarlyAreNoJudgementOfTheRest) {
+  Folder folder;
+  const auto log = [&](const char* name, const char* line, const char* steps) {
+    EXPECT_NE(call({"drift", line, "--steps", steps, "--log", folder / name}).code, 2);
+    return folder / name;
+  };
+  const std::string a = log("a", "linear_row tp=2", "4"), t = log("t", "linear_row tp=2", "3"),
+                    other = log("other", "linear_row tp=2 seed=2", "3");
+  EXPECT_EQ(call({"drift", "--logs", a, a}).code, 0);
+  for (const Words& cut : {Words{a, t}, {t, a}}) {
+    const Ended ended = call({"drift", "--logs", cut[0], cut[1]});
+    EXPECT_EQ(ended.code, 3);
+    EXPECT_TRUE(ended.out.starts_with("NO JUDGEMENT ") && holds(ended.out, "no drift up to step 2"))
+        << ended.out;
+  }
+  EXPECT_EQ(call({"drift", "--logs", a, other}).code, 1);
+}
+
 // A run that fails leaves its tensors where they are asked for; a folder that cannot be is refused
 // before anything runs.
 TEST_F(Command, DumpWritesWhatFailed) {

@@ -746,6 +746,46 @@ TEST(DriftLog, OfTwoRunsARecordThatOneLacksIsNamed) {
   });
 }
 
+// Of what a log does not hold nothing is said: neither that it drifts nor that it does not.
+TEST(DriftLog, ALogThatEndsEarlyProvesOnlyWhatItHolds) {
+  const std::string v = record(2, "v", 0, 0, 1) + record(2, "v", 1, 0, 5),
+                    all = step_of(0) + record(1, "v", 0, 0, 1) + record(1, "v", 1, 0, 5) +
+                          step_of(1) + v + step_of(2);
+  const auto proven_to = [](const digest::LogReport& r, bool cut, int64_t step) {
+    const std::string told = digest::log_text(r, {}), object = digest::log_json(r, {});
+    EXPECT_TRUE(r.findings.empty() && r.refused.empty()) << r.refused;
+    EXPECT_EQ(r.cut, cut);
+    EXPECT_EQ(r.proven, step);
+    EXPECT_EQ(told.starts_with("NO DRIFT"), !cut) << told;
+    EXPECT_EQ(told.find("no drift up to step " + std::to_string(step)) != std::string::npos, cut)
+        << told;
+    EXPECT_NE(object.find(cut ? "\"drift\": null" : "\"drift\": false"), std::string::npos)
+        << object;
+    EXPECT_NE(object.find("\"proven_to\": " + std::to_string(step)), std::string::npos) << object;
+  };
+  const auto a = digest::parse_log(all, "A");
+  proven_to(digest::judge_log(a), false, 2);
+  proven_to(digest::compare_logs(a, a), false, 2);
+  const std::string two = all.substr(0, all.find(v)), no_w = without(all, step_of(2)),
+                    no_rank = without(all, record(2, "w", 1, 1, 5)),
+                    no_end = all.substr(0, all.size() - 9);
+  for (const std::string& text : {two, no_w, no_rank, no_end}) {
+    const auto t = digest::parse_log(text, "T");
+    proven_to(digest::compare_logs(a, t), true, 1);
+    proven_to(digest::compare_logs(t, a), true, 1);
+  }
+  for (const std::string& text : {no_rank, no_end})
+    proven_to(digest::judge_log(digest::parse_log(text, "T")), true, 1);
+  // A drift before the end is one.
+  const auto parted = digest::compare_logs(a, digest::parse_log(step_of(0, 9), "T"));
+  ASSERT_FALSE(parted.findings.empty());
+  EXPECT_TRUE(digest::log_text(parted, {}).starts_with("DRIFT "));
+  // Not one step that is whole.
+  const auto none = digest::judge_log(digest::parse_log(no_end.substr(0, 300), "T"));
+  EXPECT_EQ(none.proven, -1);
+  EXPECT_NE(digest::log_text(none, {}).find("no step is there whole"), std::string::npos);
+}
+
 TEST(DriftLog, OfTwoRunsEachIsJudgedAlone) {
   const std::string all = step_of(0) + step_of(1) + step_of(2);
   const auto a = digest::parse_log(all, "A");
