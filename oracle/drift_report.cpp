@@ -74,14 +74,21 @@ std::string growth(const DriftReport& r) {
 }
 
 std::string loss_text(const DriftReport& r) {
-  const std::string off = fmt::format(
-      "{:.2g} % off a run without the fault, whose own steps lie "
-      "{:.2g} % apart",
-      100 * r.loss_off, 100 * r.loss_usual);
   if (r.loss_told)
     return fmt::format("would have told at step {}, {} steps late", *r.loss_told,
                        *r.loss_told - r.seen[0].step);
-  return fmt::format("would not have told: at step {} it is {}", r.steps - 1, off);
+  // One step says nothing of how far losses lie apart in a right run.
+  const std::string& phase = r.seen[0].phase;
+  if (r.distance.size() == 1 && phase != "forward" && phase != "at initialisation")
+    return fmt::format(
+        "cannot tell yet: that of step {} was taken before the wrong update; more --steps show it",
+        r.steps - 1);
+  const std::string off = fmt::format("at step {} it is {:.2g} % off a run without the fault",
+                                      r.steps - 1, 100 * r.loss_off);
+  if (r.distance.size() == 1)
+    return fmt::format("{}; more --steps show whether that would have told", off);
+  return fmt::format("would not have told: {}, whose own steps lie {:.2g} % apart", off,
+                     100 * r.loss_usual);
 }
 
 std::string command_of(const DriftLine& line, const DriftOptions& o, int64_t steps,

@@ -412,6 +412,28 @@ TEST(Drift, FollowsARunOnAndSaysWhatTheLossShows) {
   EXPECT_FALSE(r.loss_told);
 }
 
+// The loss of a step is taken before its update, so that one step that goes wrong in the backward
+// cannot show in it, and is beside no other step whose loss says what is usual.
+TEST(Drift, OfTheLastStepTheLossSaysWhatItCan) {
+  const auto told = [](const std::string& words, int64_t steps) {
+    const DriftReport r = drift(words, steps);
+    const std::string text = drift_text(r, parse_drift(words_of(words), registry()), {}, "shardproof");
+    const size_t at = text.find("loss  ");
+    return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+  };
+  const std::string backward = told("block tp=2 sp=on control=norm_gradient_averaged@3", 4);
+  EXPECT_NE(backward.find("cannot tell yet: that of step 3 was taken before the wrong update"),
+            std::string::npos)
+      << backward;
+  const std::string forward = told("linear_row tp=2 control=bias_before_reduce@3", 4);
+  EXPECT_NE(forward.find("at step 3 it is "), std::string::npos) << forward;
+  EXPECT_NE(forward.find("more --steps show whether"), std::string::npos) << forward;
+  for (const std::string& one : {backward, forward})
+    EXPECT_EQ(one.find("apart"), std::string::npos) << one;
+  EXPECT_NE(told("block tp=2 sp=on control=norm_gradient_averaged@3", 6).find(" % apart"),
+            std::string::npos);
+}
+
 // One bit of a first moment m moves the next update by rate * 2^-52 |m| / ..., not by what a state
 // of another age would: the run beside it begins with the ranks' own.
 TEST(Drift, SeesTheOptimizersStateAndFollowsFromIt) {
