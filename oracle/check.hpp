@@ -63,6 +63,9 @@ struct Check {
   char letter = '?';
   std::string asks;                        // one line for `list`
   std::function<bool(const Contract&, const Case&, const Declared&)> due;
+  // Why it is not due on this line, though it is on others of the contract; "" where it is due, or
+  // never is. Null: it depends on no line.
+  std::function<std::string(const Contract&, const Case&, const Declared&)> left_out = nullptr;
   std::function<void(const Evidence&, std::vector<Shot>&)> plan;  // may be null: the base shot suffices
   std::function<CheckResult(const Evidence&)> judge;
 };

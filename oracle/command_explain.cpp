@@ -475,6 +475,9 @@ std::string checks_text(const Contract& contract, const Case& line, const Declar
     if (std::find(due.begin(), due.end(), c.name) != due.end())
       text += row(text.empty() ? "checks" : "",
                   fmt::format("{:<12} {}", c.name, tier_of(c.letter, exact, declared)));
+    else if (const std::string why = c.left_out ? c.left_out(contract, line, declared) : "";
+             !why.empty())
+      text += row(text.empty() ? "checks" : "", fmt::format("{:<12} not due: {}", c.name, why));
   return text.empty() ? row("checks", "none is due") : text;
 }
 

@@ -513,8 +513,8 @@ int concluded(Report report, const Options& options) {
 int dry_run(const Options& options, const Registry& registry) {
   int64_t cases = 0, checks = 0, controls = 0;
   std::string text;
-  std::vector<std::string> not_due;
-  for (const Due& d : plan_gate(options, registry, &not_due)) {
+  Report planned;
+  for (const Due& d : plan_gate(options, registry, &planned.not_due)) {
     bool healthy = d.what == Due::healthy;
     (healthy ? cases : controls) += 1;
     if (healthy) checks += int64_t(d.checks.size());
@@ -522,7 +522,8 @@ int dry_run(const Options& options, const Registry& registry) {
                         options.canonical ? print_canonical(d.line) : print(d.line),
                         healthy ? "asks" : "must be caught by", joined(d.checks, ", "));
   }
-  for (const std::string& why : not_due) text += fmt::format("{:<8} {}\n", "not due", why);
+  for (const std::string& why : telling::not_due(planned))
+    text += fmt::format("{:<8} {}\n", "not due", why);
   say(text + fmt::format("due      {} cases with {} checks, {} named controls; nothing was run\n",
                          cases, checks, controls));
   return exit_passed;
@@ -628,11 +629,11 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
   const auto due = due_checks(contract, line, declared_of(line, registry), options.checks);
   refuse_infeasible(line, due, registry);
   if (!line.text("control").empty()) return;
-  if (due.empty())
-    throw BadInput(
-        fmt::format("--check: expected a check that is due on the line, met {}; `explain` "
-                    "shows which are",
-                    joined(options.checks, ", ")));
+  if (due.empty()) {
+    const auto why = checks_left_out(line, registry, options.checks);
+    throw BadInput(fmt::format("--check: expected a check that is due on the line, met {}; `explain` shows which are",
+                               joined(why.empty() ? options.checks : why, ", ")));
+  }
 }
 
 bool lets_pass(const CaseResult& c) {
@@ -674,6 +675,7 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
       if (!line.text("control").empty())
         say(telling::row("note", note_of_uncaught(line, options, registry)));
     }
+  for (const std::string& why : report.not_due) say(telling::row("not due", why));
   if (!report.dumped.empty()) say(telling::row("dumped", report.dumped));
   for (const std::string& reason : no_judgement(report))
     say(coloured(fmt::format("NO JUDGEMENT {}\n", reason)));

@@ -174,6 +174,18 @@ std::string checks_not_due(const Case& line, const Registry& registry,
   return left_out.empty() ? "" : fmt::format("{}: {}", called(line), joined(left_out, ", "));
 }
 
+std::vector<std::string> checks_left_out(const Case& line, const Registry& registry,
+                                         const std::vector<std::string>& only) {
+  std::vector<std::string> texts;
+  for (const Check& c : all_checks()) {
+    if (!c.left_out || (!only.empty() && !contains(only, c.name))) continue;
+    const std::string why =
+        c.left_out(registry.contract(line.contract), line, declared_of(line, registry));
+    if (!why.empty()) texts.push_back(fmt::format("{}: {}", c.name, why));
+  }
+  return texts;
+}
+
 // The contract's witnesses; for a shape whose witness is not due, or where the contract names none,
 // the first f64 case of that shape that is.
 std::vector<Case> witnesses_due(const Contract& c, const Registry& registry,

@@ -21,6 +21,11 @@ std::string not_due(const Case&, const Registry&);
 // "linear_row subject=mine: gradient, adjoint". Without what is `not proven` in its place.
 std::string checks_not_due(const Case&, const Registry&, const std::vector<std::string>& only);
 
+// The checks that are due on other lines of the contract and not on this one, each with its reason:
+// "gradcheck: asked in f64".
+std::vector<std::string> checks_left_out(const Case&, const Registry&,
+                                         const std::vector<std::string>& only);
+
 // Lines on which operators are tried, on a transport, for a subject: the contract's witnesses (where
 // one is not due, the first f64 case of as many ranks that is), in the widest type declared.
 std::vector<Case> witnesses_due(const Contract&, const Registry&, const std::string& transport,

@@ -306,7 +306,8 @@ class Planner {
     if (!seen_.insert(print_canonical(line)).second) return;
     if (std::string why = not_due(line, registry_); !why.empty()) return not_due_.push_back(std::move(why));
     if (std::string why = checks_not_due(line, registry_, options_.checks); !refused && !why.empty()) not_due_.push_back(std::move(why));
-    if (!refused && asked_on_one_host_only(c, line)) not_due_.push_back(fmt::format("transport={}: gradcheck, asked on one host", line.text("transport")));
+    if (!refused)
+      for (std::string& why : checks_left_out(line, registry_, options_.checks)) not_due_.push_back(std::move(why));
     if (!refused) refuse_too_big(line, registry_);
     if (!refused && fill_of(line) == Fill::large) refuse_infeasible(line, {}, registry_);
     Due d;
@@ -320,14 +321,6 @@ class Planner {
       d.checks = due_checks(c, line, declared, options_.checks);
     }
     if (!d.checks.empty()) due_.push_back(std::move(d));
-  }
-
-  // Differences take many runs of a case and compare a subject with itself: another transport adds nothing.
-  bool asked_on_one_host_only(const Contract& c, const Case& line) const {
-    if (line.text("transport") != "mpi" || (!options_.checks.empty() && !contains(options_.checks, "gradcheck"))) return false;
-    Case here = line;
-    here.set("transport", "processes");
-    return check_named("gradcheck").due(c, here, declared_of(here, registry_)) && !check_named("gradcheck").due(c, line, declared_of(line, registry_));
   }
 
   // A line that once failed stays in every tier.
@@ -1065,7 +1058,9 @@ Report run_line(const Case& line, const Options& options, const Registry& regist
   Options plain = options;
   plain.controls = false;
   plain.self = false;
-  return Gate(plain, registry, progress).run({d});
+  Report report = Gate(plain, registry, progress).run({d});
+  if (!d.illegal) report.not_due = checks_left_out(line, registry, options.checks);
+  return report;
 }
 
 }  // namespace shardproof

@@ -606,6 +606,18 @@ TEST_F(Command, LogsThatEndEarlyAreNoJudgementOfTheRest) {
   EXPECT_EQ(call({"drift", "--logs", a, other}).code, 1);
 }
 
+// What a line is not asked is said with its reason, by `run` and `explain`.
+TEST_F(Command, ChecksThatALineIsNotAskedAreSaid) {
+  const Ended ran = call({"run", "linear_row", "tp=2", "dtype=f32"});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_TRUE(holds(ran.out, "\nnot due    gradcheck: asked in f64\n")) << ran.out;
+  const Ended wide = call({"explain", "attention_block", "tp=32", "heads=32"});
+  EXPECT_TRUE(holds(wide.out, "gradcheck    not due: asked of 4096 elements at most\n")) << wide.out;
+  const Ended asked = call({"run", "linear_row", "tp=2", "dtype=f32", "--check", "gradcheck"});
+  EXPECT_EQ(asked.code, 2);
+  EXPECT_TRUE(holds(asked.err, "met gradcheck: asked in f64; `explain`")) << asked.err;
+}
+
 // A run that fails leaves its tensors where they are asked for; a folder that cannot be is refused
 // before anything runs.
 TEST_F(Command, DumpWritesWhatFailed) {

@@ -64,7 +64,8 @@ std::string refused(const Options& o, const Registry& r) {
 TEST(Due, UsersSubjectsAloneAreJudgedAndTheirContractsControls) {
   const Registry r = with(named("mine", "linear_column"));
   const Plan p = planned(smoke(), r);
-  EXPECT_TRUE(p.not_due.empty());
+  for (const std::string& why : p.not_due)  // it declares to do all there is
+    EXPECT_TRUE(why.starts_with("gradcheck: ")) << why;
   for (const Due& d : p.due) {
     EXPECT_EQ(d.line.contract, "linear_column");
     EXPECT_EQ(d.line.text("subject"), d.what == Due::healthy ? "mine" : "");
@@ -116,6 +117,26 @@ TEST(Due, StridesAndWordsThatAreNotDeclared) {
     return due.what == Due::healthy && (due.line.text("strides") == "transposed" ||
                                         due.line.on("gather_output") || due.line.at("heads") > 0);
   }));
+}
+
+// A check that is asked of other lines of the contract is not left out of one unsaid.
+TEST(Due, ChecksThatALineIsNotAskedHaveTheirReason) {
+  const Registry r = all_families();
+  const auto left_out = [&](const std::string& line) { return checks_left_out(parse(line, r), r, {}); };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(left_out("linear_row tp=2"), Texts());
+  EXPECT_EQ(left_out("linear_row tp=2 dtype=f32"), Texts{"gradcheck: asked in f64"});
+  EXPECT_EQ(left_out("linear_row tp=2 fill=large"),
+            Texts{"gradcheck: asked of fill=integers and normal"});
+  EXPECT_EQ(left_out("linear_row tp=2 transport=mpi"), Texts{"gradcheck: asked on one host"});
+  // x 24 x 150, w 2 x 150, b 2 and y 24 x 2: 3950 elements; 50 more columns are beyond 4096.
+  EXPECT_EQ(left_out("linear_row tp=2 tokens=24 in=150 out=2"), Texts());
+  EXPECT_EQ(left_out("linear_row tp=2 tokens=24 in=200 out=2"),
+            Texts{"gradcheck: asked of 4096 elements at most"});
+  EXPECT_EQ(left_out("attention_ring cp=2 scale=20"),
+            Texts{"gradcheck: asked where values vary more slowly than its steps"});
+  EXPECT_EQ(left_out("replicated_clip tp=2"), Texts());  // has no gradient
+  EXPECT_EQ(checks_left_out(parse("linear_row dtype=f32", r), r, {"forward"}), Texts());
 }
 
 TEST(Due, WithoutABackwardItsChecksAreNotDue) {
