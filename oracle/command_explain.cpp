@@ -515,9 +515,8 @@ void check_legal(const Case& line, const Registry& registry) {
       !contract.integer_range(line))
     throw BadInput(
         fmt::format("key 'fill': expected a size at which integers stay exact in {}, met {} "
-                    "without such a range; "
-                    "take smaller extents, fill=normal or a wider dtype",
-                    line.text("dtype"), line.contract));
+                    "without such a range; use {}",
+                    line.text("dtype"), line.contract, shorter_sums(line)));
 }
 
 const char* role_name(Operand::Role role) {

@@ -158,6 +158,10 @@ Declared declared_of(const Case& line, const Registry& registry) {
   return subject_under_test(line, registry).declared;
 }
 
+std::string shorter_sums(const Case& line) {
+  return std::string("fill=normal") + (line.dtype() == DType::f64 ? " or smaller extents" : ", smaller extents or a wider dtype");
+}
+
 std::vector<std::string> due_checks(const Contract& contract, const Case& line, const Declared& declared,
                                     const std::vector<std::string>& only) {
   std::vector<std::string> due;
@@ -259,8 +263,8 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
     const auto range = exact_range(*e.contract, line, declared);
     if (!range)
       throw BadInput(fmt::format("fill: expected a case whose intermediates are exact integers in {}, met {}, whose sums are too "
-                                 "long for it; use fill=normal, smaller extents or a wider dtype",
-                                 name(line.dtype()), print(line)));
+                                 "long for it; use {}",
+                                 name(line.dtype()), print(line), shorter_sums(line)));
     base.feeds[0].range = *range;
   }
   e.shots.push_back(std::move(base));

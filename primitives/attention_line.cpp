@@ -178,28 +178,43 @@ Refusal axes(const Case& line) {
            "dp cuts the batch: choose a multiple"));
 }
 
-Refusal malformed(const std::vector<int64_t>& offsets, bool keys, int64_t tokens) {
-  const std::string of = keys ? "key " : "", name = of + "cu_seqlens",
-                    total = std::to_string(tokens);
+// The key that says how many queries, or keys, each document has.
+std::string key_of(const Case& line, bool keys) {
+  const char *offsets = keys ? "cu_seqlens_k" : "cu_seqlens", *lengths = keys ? "kv_docs" : "docs";
+  return list_of(line, offsets).empty() ? lengths : offsets;
+}
+
+// `key` is the one that the line has, or the tensor; `total` the key that says how many there are.
+Refusal malformed(const std::vector<int64_t>& offsets, const std::string& key,
+                  const std::string& total, int64_t tokens) {
+  const bool lengths = key.ends_with("docs");
   if (offsets.size() < 2)
-    return Rejected(name + " of one document at least", "none", "write where each begins and ends");
+    return Rejected(key + " of one document at least",
+                    std::to_string(offsets.size()) + " offsets, which bound none",
+                    "write where each document begins and the last one ends, such as " + key +
+                        "=0,7,16");
   if (offsets[0] != 0)
-    return Rejected(name + " that begin with 0",
+    return Rejected(key + " that begin with 0",
                     "document 0 beginning at " + std::to_string(offsets[0]),
-                    "the first document begins at " + of + "token 0");
+                    "the first document begins at token 0");
   for (size_t d = 0; d + 1 < offsets.size(); ++d)
     if (offsets[d + 1] < offsets[d])
-      return Rejected(name + " that never fall",
+      return Rejected(key + (lengths ? " of 0 tokens or more each" : " that never fall"),
                       "document " + std::to_string(d) + " of " +
-                          std::to_string(offsets[d + 1] - offsets[d]) + " " + of + "tokens, from " +
+                          std::to_string(offsets[d + 1] - offsets[d]) + " tokens, from " +
                           std::to_string(offsets[d]) + " to " + std::to_string(offsets[d + 1]),
                       "a document has 0 tokens or more");
-  return first_refusal(
-      when(offsets.back() != tokens, name + " that end with all " + total + " " + of + "tokens",
-           "document " + std::to_string(offsets.size() - 2) + " ending at " +
-               std::to_string(offsets.back()),
-           "leave " + std::string(keys ? "kv_tokens" : "tokens") + " out, or let them end there"),
-      when(tokens == 0, "a document with a " + of + "token", "none", "give one of them a length"));
+  if (offsets.back() == 0)
+    return Rejected(key + " with one token at least",
+                    std::to_string(offsets.size() - 1) + " documents without any",
+                    "give one of them a token");
+  const std::string end = std::to_string(offsets.back());
+  return when(offsets.back() != tokens,
+              key + (lengths ? " that add up to all " : " that end with all ") +
+                  std::to_string(tokens) + " " + total,
+              lengths ? "a sum of " + end
+                      : "document " + std::to_string(offsets.size() - 2) + " ending at " + end,
+              "leave " + total + " out, or write " + total + "=" + end);
 }
 
 bool has_offsets(const Case& line) { return line.has("index") && line.text("index") != "off"; }
@@ -215,23 +230,24 @@ Refusal documents(const Case& line) {
   if (Refusal r = first_refusal(said_twice(line, "docs", "cu_seqlens"),
                                 said_twice(line, "kv_docs", "cu_seqlens_k")))
     return r;
+  const std::string of_queries = key_of(line, false), of_keys = key_of(line, true);
   if (queries.empty())
     return first_refusal(
-        when(!keys.empty(), "docs wherever kv_docs is given", said(line, "kv_docs"),
-             "write docs=, the lengths of the queries"),
-        when(has_offsets(line), "docs wherever cu_seqlens are operands", said(line, "index"),
-             "write docs= or cu_seqlens=, or leave index out"));
-  if (Refusal r =
-          first_refusal(malformed(queries, false, line.at("tokens")),
-                        when(at_or(line, "seq", 0) > 0, "documents in one row of tokens",
-                             said(line, "seq"), "leave seq and batch out where docs is given")))
+        when(!keys.empty(), "docs or cu_seqlens wherever " + of_keys + " is given",
+             said(line, of_keys.c_str()), "write docs=, the lengths of the queries"),
+        when(has_offsets(line), "docs or cu_seqlens wherever cu_seqlens are operands",
+             said(line, "index"), "write docs= or cu_seqlens=, or leave index out"));
+  if (Refusal r = first_refusal(
+          malformed(queries, of_queries, "tokens", line.at("tokens")),
+          when(at_or(line, "seq", 0) > 0, "documents in one row of tokens", said(line, "seq"),
+               "leave seq and batch out where " + of_queries + " is given")))
     return r;
   if (keys.empty()) return {};
   return first_refusal(
-      when(keys.size() != queries.size(), "as many kv_docs as docs",
+      when(keys.size() != queries.size(), "as many documents in " + of_keys + " as in " + of_queries,
            std::to_string(keys.size() - 1) + " and " + std::to_string(queries.size() - 1),
            "every document has queries and keys, 0 of them at least"),
-      malformed(keys, true, line.at("kv_tokens")));
+      malformed(keys, of_keys, "kv_tokens", line.at("kv_tokens")));
 }
 
 Refusal rows(const Case& line) {
@@ -293,8 +309,10 @@ Refusal sharpness(const Case& line) {
       std::string("scores that leave softmax more than one key: |scale| times the size of ") +
           (of_block ? "two inputs, two weights and hidden" : "q and k") + " up to 1000",
       met,
-      "beyond it the gradients of q and k are 0 and nothing is judged: choose a smaller "
-      "scale, or fill=normal");
+      std::string("beyond it the gradients of q and k are 0 and nothing is judged: choose ") +
+          (line.text("scale").empty() ? "fill=normal"
+           : large                    ? "a smaller scale, or fill=normal"
+                                      : "a smaller scale"));
 }
 
 Refusal heads(const Case& line) {
@@ -342,7 +360,9 @@ ContextLine context_of(const Case& line, std::span<const View> cu_seqlens) {
   if (cu_seqlens.empty()) return c;
   const auto lengths = [&](const View& tensor, bool keys) {
     const auto offsets = downloaded(tensor);
-    if (auto refused = malformed(offsets, keys, line.at(keys ? "kv_tokens" : "tokens")))
+    const char* total = keys ? "kv_tokens" : "tokens";
+    if (auto refused =
+            malformed(offsets, keys ? "cu_seqlens_k" : "cu_seqlens", total, line.at(total)))
       throw *refused;
     return steps_of(offsets);
   };

@@ -150,6 +150,22 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", "linear_column", "tokens=1048576"}, {"4.0 GiB", "smaller extents"}},
       {{"run", "norm_sequence", "tokens=16777216"}, {"4.0 GiB", "smaller extents"}},
       {{"run", "attention_ring", "tokens=16384"}, {"multiplications", "smaller extents"}},
+      {{"run", "attention_ring", "docs=0,0"},
+       {"docs with one token at least", "met 2 documents without any", "give one of them"}},
+      {{"run", "attention_ring", "docs=5,4", "tokens=8"},
+       {"docs that add up to all 8 tokens", "met a sum of 9", "tokens=9"}},
+      {{"run", "attention_ring", "docs=5,-1"}, {"docs of 0 tokens", "document 1 of -1 tokens, from 5 to 4;"}},
+      {{"run", "attention_ring", "docs=5,4", "cu_seqlens_k=1,4,8"},
+       {"cu_seqlens_k that begin with 0", "document 0 beginning at 1"}},
+      {{"run", "attention_ring", "docs=5,4", "cu_seqlens_k=0,4,8", "kv_tokens=9"},
+       {"cu_seqlens_k that end with all 9 kv_tokens", "document 1 ending at 8", "kv_tokens=8"}},
+      {{"run", "attention_ring", "docs=5,4", "kv_docs=4,4", "kv_tokens=9"},
+       {"kv_docs that add up to all 9 kv_tokens", "met a sum of 8"}},
+      {{"run", "attention_ring", "cu_seqlens=0,5,9", "cu_seqlens_k=0,9"},
+       {"as many documents in cu_seqlens_k as in cu_seqlens", "met 1 and 2"}},
+      {{"run", "attention_ring", "cu_seqlens_k=0,9"},
+       {"wherever cu_seqlens_k is given", "met cu_seqlens_k=0,9"}},
+      {{"run", "attention_ring", "scale=1e6", "fill=large"}, {"a smaller scale, or fill=normal"}},
       {{"explain", "attention_ring", "docs=4,4", "kv_docs=9223372036854775807,9"},
        {"'kv_docs'", "at most 16777216 each and in all", "9223372036854775807,9"}},
       {{"run", "attention_ring", "docs=16777216,1"},
@@ -604,6 +620,19 @@ TEST_F(Command, LogsThatEndEarlyAreNoJudgementOfTheRest) {
         << ended.out;
   }
   EXPECT_EQ(call({"drift", "--logs", a, other}).code, 1);
+}
+
+// Advice does not name what the line has already.
+TEST_F(Command, AdvisesWhatTheLineHasNot) {
+  const auto advice = [](Words words) {
+    const Ended ended = call(words);
+    EXPECT_EQ(ended.code, 2) << ended.out;
+    return ended.err.substr(std::min(ended.err.rfind("; "), ended.err.size()));
+  };
+  const std::string scale = advice({"run", "attention_ring", "cp=2", "scale=1e6", "fill=normal"}),
+                    wide = advice({"run", "attention_block", "fill=integers"});
+  EXPECT_TRUE(scale.ends_with("choose a smaller scale\n")) << scale;
+  EXPECT_TRUE(holds(wide, "fill=normal") && !holds(wide, "wider dtype")) << wide;
 }
 
 // What a line is not asked is said with its reason, by `run` and `explain`.
