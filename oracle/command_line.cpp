@@ -68,7 +68,7 @@ void say(const std::string& text) {
 }
 
 void complain(const std::string& text) {
-  std::string line = telling::printable(text);
+  std::string line = telling::printable(telling::with_long_words_cut(text));
   std::replace(line.begin(), line.end(), '\n', ' ');
   std::fprintf(stderr, "shardproof: %s\n", line.c_str());
 }

@@ -52,10 +52,40 @@ std::string printable(const std::string& text) {
   return shown;
 }
 
+namespace {
+
+// "20001 entries" of a list, "300 characters" of anything else.
+std::string length_of(std::string_view word) {
+  const auto commas = std::count(word.begin(), word.end(), ',');
+  return commas > 0 ? std::to_string(commas + 1) + " entries"
+                    : std::to_string(word.size()) + " characters";
+}
+
+constexpr size_t of_a_long_word = 60;  // that is shown
+
+}  // namespace
+
 std::string in_quotes(std::string_view word, size_t most) {
   std::string shown = printable(std::string(word.substr(0, most)));
   for (size_t at; (at = shown.find('\n')) != std::string::npos;) shown.replace(at, 1, "\\x0a");
-  return "'" + shown + (word.size() > most ? "...'" : "'");
+  return "'" + shown + (word.size() > most ? "...' (" + length_of(word) + ")" : "'");
+}
+
+std::string with_long_words_cut(std::string_view text) {
+  constexpr size_t longest = 200, longest_path = 4096;
+  std::string shown;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    if (word.size() <= (word.find('/') == word.npos ? longest : longest_path))
+      shown += word;
+    else
+      shown.append(word.substr(0, of_a_long_word))
+          .append("... (" + length_of(word) + ")" + (word.ends_with(';') ? ";" : ""));
+    if (end < text.size()) shown += ' ';
+    at = end + 1;
+  }
+  return shown;
 }
 
 std::string xml_text(const std::string& text) {

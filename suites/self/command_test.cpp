@@ -622,6 +622,25 @@ TEST_F(Command, LogsThatEndEarlyAreNoJudgementOfTheRest) {
   EXPECT_EQ(call({"drift", "--logs", a, other}).code, 1);
 }
 
+// A value is echoed as far as it can be read.
+TEST_F(Command, LongValuesAreCutInTheErrorLine) {
+  std::string offsets = "cu_seqlens=1";
+  for (int i = 2; i <= 20001; ++i) offsets += "," + std::to_string(i);
+  const std::string lengths = "docs=7" + std::string(40000, ',');
+  for (const Words& words :
+       {Words{"run", "attention_ring", offsets}, {"run", "attention_ring", offsets, "docs=7,1"},
+        {"explain", "attention_ring", lengths}, {"run", "linear_row", "subject=" + offsets},
+        {"gate", "--transport", offsets}, {"run", "linear_row", "tp=2", "--check", offsets},
+        {offsets}, {"run", offsets}, {"run", "linear_row", offsets},
+        {"gate", "--model", offsets}, {"gate", offsets}}) {
+    const Ended ended = call(words);
+    EXPECT_EQ(ended.code, 2) << words[0];
+    EXPECT_LT(ended.err.size(), 1000u) << words[0] << ' ' << words.back().substr(0, 20);
+  }
+  const Ended twice = call({"run", "attention_ring", offsets, "docs=7,1"});
+  EXPECT_TRUE(holds(twice.err, "(20001 entries)")) << twice.err;
+}
+
 // Advice does not name what the line has already.
 TEST_F(Command, AdvisesWhatTheLineHasNot) {
   const auto advice = [](Words words) {

@@ -423,11 +423,24 @@ TEST(Block, NamesTheOwnerOfTheElementAndAllThatAreWrong) {
       << block(c, "shardproof");
 }
 
+TEST(Printable, CutsLongWordsOfAMessageAndSaysHowLongTheyAre) {
+  const std::string letters(201, 'x'), path = "/" + std::string(250, 'p');
+  std::string list = "docs=1";
+  for (int i = 0; i < 20000; ++i) list += ",1";
+  EXPECT_EQ(telling::with_long_words_cut("met " + list + "; write"),
+            "met " + list.substr(0, 60) + "... (20001 entries); write");
+  EXPECT_EQ(telling::with_long_words_cut(letters),
+            std::string(60, 'x') + "... (201 characters)");
+  for (const std::string& whole : {letters.substr(1), path, std::string(" a  b "), std::string()})
+    EXPECT_EQ(telling::with_long_words_cut(whole), whole);
+}
+
 // U+009B begins a sequence as ESC [ does; U+00E9 does not.
 TEST(Printable, EscapesWhatSteersATerminal) {
   EXPECT_EQ(telling::printable("a\x1b[31m\x7f\t\xc2\x9b\xc3\xa9\xff\n"),
             "a\\x1b[31m\\x7f\\x09\\xc2\\x9b\xc3\xa9\\xff\n");
-  EXPECT_EQ(telling::in_quotes("a\nb", 2), "'a\\x0a...'");
+  EXPECT_EQ(telling::in_quotes("a\nb", 2), "'a\\x0a...' (3 characters)");
+  EXPECT_EQ(telling::in_quotes("7,1,8", 4), "'7,1,...' (3 entries)");
 }
 
 // A subject's exception may hold anything; it must not steer the terminal nor break the layout.
