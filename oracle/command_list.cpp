@@ -199,24 +199,27 @@ std::string list_text(const Registry& registry, const std::string& pattern) {
 }
 
 std::string list_table(const Registry& registry, const std::string& pattern) {
-  std::string head = "| primitive |", rule = "|---|", rows;
-  std::vector<Check> columns = all_checks();
-  std::erase_if(columns, [](const Check& c) { return c.name == "stream"; });  // of devices alone
-  for (const Check& check : columns) {
-    head += " " + check.name + " |";
-    rule += "---|";
-  }
+  std::vector<std::pair<std::string, std::map<std::string, std::set<int>>>> rows;
+  std::set<std::string> asked;  // a check that no row is asked has no column
   for (const Contract& c : registry.contracts()) {
     if (!holds(c.name, pattern) && !holds(c.family, pattern)) continue;
-    auto ranks = asked_on(registry, c);
-    rows += fmt::format("| `{}` |", c.name);
-    for (const Check& check : columns)
-      rows +=
-          ranks[check.name].empty() ? " |" : fmt::format(" {} |", joined(ranks[check.name], " "));
-    rows += "\n";
+    rows.emplace_back(c.name, asked_on(registry, c));
+    for (const auto& [check, ranks] : rows.back().second) asked.insert(check);
   }
   if (rows.empty()) nothing_named(registry, pattern);
-  return head + "\n" + rule + "\n" + rows;
+  std::vector<std::string> columns;
+  for (const Check& check : all_checks())
+    if (asked.contains(check.name)) columns.push_back(check.name);
+  std::string text = "| primitive |";
+  for (const std::string& check : columns) text += " " + check + " |";
+  text += "\n|---|";
+  for (size_t i = 0; i < columns.size(); ++i) text += "---|";
+  for (auto& [name, ranks] : rows) {
+    text += fmt::format("\n| `{}` |", name);
+    for (const std::string& check : columns)
+      text += ranks[check].empty() ? " |" : fmt::format(" {} |", joined(ranks[check], " "));
+  }
+  return text + "\n";
 }
 
 }  // namespace shardproof

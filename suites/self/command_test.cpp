@@ -99,6 +99,43 @@ bool holds(const std::string& text, const std::string& part) {
 // A contract that leaves no key open whatever the mesh is.
 const char* const contract = "linear_row";
 
+// Row-parallel shape: x [T, in] S(1), W [out, in] S(1), b [out] I; y [T, out] I by one all-reduce.
+Contract row_parallel() {
+  Contract c;
+  c.name = "row", c.family = "sample", c.linear = true, c.summary = "y = x W^T + b";
+  for (const char* extent : {"tokens", "in", "out"}) {
+    Key key{extent, "8", "extent"};
+    key.low = 1, key.high = 1 << 20;
+    c.keys.push_back(key);
+  }
+  c.precondition = [](const Case& line) -> std::optional<Rejected> {
+    if (line.at("in") % line.ranks(Axis::tp) == 0) return {};
+    return Rejected("in divisible by tp", "in=" + line.text("in"), "choose a multiple");
+  };
+  c.operands = [](const Case& line) {
+    int64_t tokens = line.at("tokens"), in = line.at("in"), out = line.at("out");
+    Operand x{"x", Operand::input, {tokens, in}, {{Axis::tp, S(1)}, {Axis::dp, S(0)}}};
+    Operand w{"W", Operand::parameter, {out, in}, {{Axis::tp, S(1)}, {Axis::dp, R()}}};
+    Operand b{"b", Operand::parameter, {out}, {{Axis::tp, I()}, {Axis::dp, R()}}};
+    Operand y{"y", Operand::output, {tokens, out}, {{Axis::tp, I()}, {Axis::dp, S(0)}}};
+    return std::vector<Operand>{x, w, b, y};
+  };
+  c.traffic = [](const Case& line, const std::string&, int) {
+    std::vector<Traffic> due;
+    if (line.ranks(Axis::tp) > 1)
+      due.push_back({Op::all_reduce, Reduce::sum, "tp", false,
+                     line.at("tokens") / line.ranks(Axis::dp) * line.at("out"), line.dtype()});
+    return due;
+  };
+  c.gemms = [](const Case& line, int) {
+    Gemm y{"Y = X W^T"};
+    y.m = line.at("tokens"), y.n = line.at("out"), y.k = line.at("in") / line.ranks(Axis::tp);
+    return std::vector<Gemm>{y};
+  };
+  c.integer_range = [](const Case&) { return std::optional<int64_t>(3); };
+  return c;
+}
+
 class Command : public testing::Test {
  protected:
   void SetUp() override {
@@ -358,6 +395,26 @@ TEST_F(Command, TableHasARowForEachContract) {
   for (const auto& c : contracts) EXPECT_TRUE(holds(ended.out, "| `" + c.name + "` |"));
 }
 
+// Columns follow from what the rows are asked, and so do those of a device.
+TEST_F(Command, TableHasAColumnForEachCheckThatARowIsAsked) {
+  EXPECT_TRUE(call({"list", "--table", "mapping_copy"})
+                  .out.starts_with("| primitive | forward | gradient | adjoint | gradcheck | replica "
+                                   "| ledger | lockstep | memory | repeat | accumulate |\n|---|"));
+  const auto head = [](const char* words) {
+    Contract c = row_parallel();
+    c.cases = [words](const std::string&) { return std::vector<std::string>{words}; };
+    Registry r;
+    r.add(c);
+    r.add(Subject{"", "row", nullptr, {}});
+    r.add(Subject{"cuda", "row", nullptr, {}});
+    const std::string table = list_table(r, "");
+    return table.substr(0, table.find('\n'));
+  };
+  EXPECT_TRUE(holds(head("row tp=2 device=cuda"), "| stream |"));
+  EXPECT_FALSE(holds(head("row tp=2"), "| stream |"));
+  EXPECT_FALSE(holds(head("row"), "| ledger |"));  // one rank makes no call
+}
+
 TEST_F(Command, RunJudgesOneLineQuotedOrNot) {
   const std::string c = contract;
   Ended apart = call({"run", c, "tp=2", "--check", "forward"});
@@ -458,43 +515,6 @@ TEST_F(Command, AnInterruptedGateSaysSo) {
 }
 
 // ---- explain, on a contract whose numbers are known by hand
-
-// Row-parallel shape: x [T, in] S(1), W [out, in] S(1), b [out] I; y [T, out] I by one all-reduce.
-Contract row_parallel() {
-  Contract c;
-  c.name = "row", c.family = "sample", c.linear = true, c.summary = "y = x W^T + b";
-  for (const char* extent : {"tokens", "in", "out"}) {
-    Key key{extent, "8", "extent"};
-    key.low = 1, key.high = 1 << 20;
-    c.keys.push_back(key);
-  }
-  c.precondition = [](const Case& line) -> std::optional<Rejected> {
-    if (line.at("in") % line.ranks(Axis::tp) == 0) return {};
-    return Rejected("in divisible by tp", "in=" + line.text("in"), "choose a multiple");
-  };
-  c.operands = [](const Case& line) {
-    int64_t tokens = line.at("tokens"), in = line.at("in"), out = line.at("out");
-    Operand x{"x", Operand::input, {tokens, in}, {{Axis::tp, S(1)}, {Axis::dp, S(0)}}};
-    Operand w{"W", Operand::parameter, {out, in}, {{Axis::tp, S(1)}, {Axis::dp, R()}}};
-    Operand b{"b", Operand::parameter, {out}, {{Axis::tp, I()}, {Axis::dp, R()}}};
-    Operand y{"y", Operand::output, {tokens, out}, {{Axis::tp, I()}, {Axis::dp, S(0)}}};
-    return std::vector<Operand>{x, w, b, y};
-  };
-  c.traffic = [](const Case& line, const std::string&, int) {
-    std::vector<Traffic> due;
-    if (line.ranks(Axis::tp) > 1)
-      due.push_back({Op::all_reduce, Reduce::sum, "tp", false,
-                     line.at("tokens") / line.ranks(Axis::dp) * line.at("out"), line.dtype()});
-    return due;
-  };
-  c.gemms = [](const Case& line, int) {
-    Gemm y{"Y = X W^T"};
-    y.m = line.at("tokens"), y.n = line.at("out"), y.k = line.at("in") / line.ranks(Axis::tp);
-    return std::vector<Gemm>{y};
-  };
-  c.integer_range = [](const Case&) { return std::optional<int64_t>(3); };
-  return c;
-}
 
 std::string explained(const std::string& line, int nodes = 0) {
   Registry r;
