@@ -16,7 +16,7 @@ namespace shardproof {
 std::string block(const CaseResult&, const std::string& program);
 // The block of a control that was not caught by its named check.
 std::string block(const ControlResult&, const std::string& program);
-// One line for a case that passed (run prints it).
+// One line for a case that passed, and one for each check with a note (run prints it).
 std::string passed_line(const CaseResult&);
 // self, one line a family, lanes, verdict, try.
 std::string closing(const Report&);

@@ -204,7 +204,7 @@ std::string telling::block_about(const CaseResult& c, const CheckResult& first,
 
 std::string passed_line(const CaseResult& c) {
   std::vector<std::string> words;
-  std::string reason;
+  std::string reason, notes;
   for (const CheckResult& check : c.checks) {
     std::string word = check.check;
     if (check.verdict != Verdict::passed)
@@ -214,16 +214,16 @@ std::string passed_line(const CaseResult& c) {
     else if (check.exact)
       word += " exact";
     if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
-    // Its note on a pass says what of it could not be asked.
-    if (check.verdict == Verdict::passed && check.check == "replica" && !check.note.empty())
-      word += " (" + check.note + ")";
     words.push_back(word);
+    // On a pass: how much was asked, or what of it could not be.
+    if (check.verdict == Verdict::passed && !check.note.empty())
+      notes += row("note", check.check + ": " + check.note);
   }
   const CheckResult* first = headline(c);
   const std::string label = first ? upper(name(first->verdict)) : "UNTESTED";
   std::string text = c.line + "    " + joined(words);
   if (!reason.empty()) text += " (" + reason + ")";
-  return row(label, text + "   " + telling::seconds(c.seconds));
+  return row(label, text + "   " + telling::seconds(c.seconds)) + notes;
 }
 
 namespace {

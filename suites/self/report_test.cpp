@@ -478,6 +478,18 @@ TEST(PassedLine, IsOneLineWithTheRatioOfEveryCheck) {
             "PASSED     linear_row tp=4    forward 0.25, ledger, adjoint exact   0.5 s\n");
 }
 
+// Whichever check has one: how much it asked, or what of it could not be asked.
+TEST(PassedLine, IsFollowedByTheNotesOfItsChecks) {
+  CaseResult c = healthy();
+  c.checks[0].note = "12 of 12 elements";
+  c.checks.push_back(check("leak", Verdict::skipped));
+  c.checks.back().note = "built without it";
+  EXPECT_EQ(passed_line(c),
+            "SKIPPED    linear_row tp=4    forward 0.25, ledger, leak skipped (built without it)   "
+            "0.5 s\n"
+            "note       forward: 12 of 12 elements\n");
+}
+
 Report two_families() {
   CaseResult mapping = healthy("mapping_copy tp=2", 0);
   mapping.family = "mapping";
