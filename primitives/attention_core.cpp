@@ -62,7 +62,7 @@ int64_t AttentionCore::kv_head(const HeadShape& s, int64_t head) const {
   return head / (s.heads / s.kv_heads);
 }
 
-bool AttentionCore::sees(const MaskRule& rule, const Block&, const Label& query,
+bool AttentionCore::sees(const MaskRule& rule, const KeyBlock&, const Label& query,
                          const Label& key) const {
   if (query.sequence < 0 || query.sequence != key.sequence) return false;
   const int64_t ahead = key.position - query.position;
@@ -71,14 +71,14 @@ bool AttentionCore::sees(const MaskRule& rule, const Block&, const Label& query,
          (w.right < 0 || ahead <= w.right);
 }
 
-void AttentionCore::mask(const MaskRule& rule, const Block& b, Values& bias) const {
+void AttentionCore::mask(const MaskRule& rule, const KeyBlock& b, Values& bias) const {
   for (size_t i = 0; i < b.queries.size(); ++i)
     for (size_t j = 0; j < b.keys.size(); ++j)
       bias[i * b.keys.size() + j] = sees(rule, b, b.queries[i], b.keys[j]) ? 0 : -infinity;
 }
 
 void AttentionCore::merge(Softmax& sum, const Softmax& block, size_t at, size_t value_dim,
-                          const Block&) const {
+                          const KeyBlock&) const {
   const double m = std::max(sum.m[at], block.m[at]);
   if (m == -infinity) return;
   const double kept = std::exp(sum.m[at] - m), added = std::exp(block.m[at] - m);
@@ -88,9 +88,9 @@ void AttentionCore::merge(Softmax& sum, const Softmax& block, size_t at, size_t 
     sum.a[c] = kept * sum.a[c] + added * block.a[c];
 }
 
-Statistics AttentionCore::statistics(const AttentionPass&, const Block&, const Statistics& merged,
-                                     std::span<const double>, std::span<const double>,
-                                     std::span<const double>) const {
+Statistics AttentionCore::statistics(const AttentionPass&, const KeyBlock&,
+                                     const Statistics& merged, std::span<const double>,
+                                     std::span<const double>, std::span<const double>) const {
   return merged;
 }
 
@@ -108,19 +108,19 @@ AttentionPass::AttentionPass(const Case& line_, const AttentionCore& core_, cons
       q(std::move(q_)),
       queries(std::move(queries_)) {}
 
-Block AttentionPass::block(std::span<const Label> keys, int rank, int owner, int ranks,
-                           int step) const {
+KeyBlock AttentionPass::block(std::span<const Label> keys, int rank, int owner, int ranks,
+                              int step) const {
   return {queries, keys, rank, owner, ranks, step};
 }
 
-bool AttentionPass::biases(const Block& b, Values& bias) const {
+bool AttentionPass::biases(const KeyBlock& b, Values& bias) const {
   bias.assign(b.queries.size() * b.keys.size(), 0);
   core.mask(rule, b, bias);
   return std::any_of(bias.begin(), bias.end(), [](double x) { return x > -infinity; });
 }
 
 template <class A>
-void AttentionPass::attend_in(const Block& b, std::span<const double> bias,
+void AttentionPass::attend_in(const KeyBlock& b, std::span<const double> bias,
                               std::span<const double> k, std::span<const double> v,
                               Softmax& out) const {
   const int64_t dk = shape.key_dim, dv = shape.value_dim;
@@ -154,7 +154,7 @@ void AttentionPass::attend_in(const Block& b, std::span<const double> bias,
   }
 }
 
-Softmax AttentionPass::attend(const Block& b, std::span<const double> k,
+Softmax AttentionPass::attend(const KeyBlock& b, std::span<const double> k,
                               std::span<const double> v) const {
   Softmax out = nothing();
   Values bias;
@@ -166,7 +166,7 @@ Softmax AttentionPass::attend(const Block& b, std::span<const double> k,
   return out;
 }
 
-void AttentionPass::add(Softmax& sum, const Block& b, std::span<const double> k,
+void AttentionPass::add(Softmax& sum, const KeyBlock& b, std::span<const double> k,
                         std::span<const double> v) const {
   const Softmax block = attend(b, k, v);
   for (size_t at = 0; at < size_t(rows()); ++at)
@@ -204,7 +204,7 @@ Statistics AttentionPass::statistics(std::span<const double> o, std::span<const 
 }
 
 template <class A>
-void AttentionPass::add_gradients_in(const Block& b, std::span<const double> bias,
+void AttentionPass::add_gradients_in(const KeyBlock& b, std::span<const double> bias,
                                      const Statistics& row, std::span<const double> k,
                                      std::span<const double> v, std::span<const double> g,
                                      Values& dq, Values& dk, Values& dv) const {
@@ -235,7 +235,7 @@ void AttentionPass::add_gradients_in(const Block& b, std::span<const double> bia
   }
 }
 
-void AttentionPass::add_gradients(const Block& b, const Statistics& merged,
+void AttentionPass::add_gradients(const KeyBlock& b, const Statistics& merged,
                                   std::span<const double> k, std::span<const double> v,
                                   std::span<const double> g, Values& dq, Values& dk,
                                   Values& dv) const {

@@ -24,7 +24,7 @@ namespace shardproof::primitives {
 using Values = std::vector<double>;  // numbers of the accumulation type
 
 // The keys of one owner (or of all ranks, owner -1) against the queries of this rank.
-struct Block {
+struct KeyBlock {
   std::span<const Label> queries, keys;
   int rank = 0, owner = -1, ranks = 1, step = 0;
 };
@@ -59,12 +59,12 @@ class AttentionCore {
   virtual double scale(const Case&, const HeadShape&) const;
   virtual int64_t kv_head(const HeadShape&, int64_t head) const;
   // bias[i * keys + j]: added to the score of the pair; -inf: the query does not see the key.
-  virtual void mask(const MaskRule&, const Block&, Values& bias) const;
-  virtual bool sees(const MaskRule&, const Block&, const Label& query, const Label& key) const;
+  virtual void mask(const MaskRule&, const KeyBlock&, Values& bias) const;
+  virtual bool sees(const MaskRule&, const KeyBlock&, const Label& query, const Label& key) const;
   // Row `at` of a block into the same row of the sum.
   virtual void merge(Softmax& sum, const Softmax& block, size_t at, size_t value_dim,
-                     const Block&) const;
-  virtual Statistics statistics(const AttentionPass&, const Block&, const Statistics& merged,
+                     const KeyBlock&) const;
+  virtual Statistics statistics(const AttentionPass&, const KeyBlock&, const Statistics& merged,
                                 std::span<const double> k, std::span<const double> v,
                                 std::span<const double> g) const;
 };
@@ -76,13 +76,14 @@ class AttentionPass {
                 std::vector<Label> queries);
 
   // Keys [keys, kv_heads, key_dim] and values of one block, by themselves or into the sum.
-  Softmax attend(const Block&, std::span<const double> k, std::span<const double> v) const;
-  void add(Softmax& sum, const Block&, std::span<const double> k, std::span<const double> v) const;
-  void add_gradients(const Block&, const Statistics&, std::span<const double> k,
+  Softmax attend(const KeyBlock&, std::span<const double> k, std::span<const double> v) const;
+  void add(Softmax& sum, const KeyBlock&, std::span<const double> k,
+           std::span<const double> v) const;
+  void add_gradients(const KeyBlock&, const Statistics&, std::span<const double> k,
                      std::span<const double> v, std::span<const double> g, Values& dq, Values& dk,
                      Values& dv) const;
 
-  Block block(std::span<const Label> keys, int rank, int owner, int ranks, int step) const;
+  KeyBlock block(std::span<const Label> keys, int rank, int owner, int ranks, int step) const;
   Softmax nothing() const { return Softmax(rows(), shape.value_dim); }
   Values output(const Softmax&) const;
   Values lse(const Softmax&) const;
@@ -103,13 +104,13 @@ class AttentionPass {
 
  private:
   template <class A>
-  void attend_in(const Block&, std::span<const double> bias, std::span<const double> k,
+  void attend_in(const KeyBlock&, std::span<const double> bias, std::span<const double> k,
                  std::span<const double> v, Softmax&) const;
   template <class A>
-  void add_gradients_in(const Block&, std::span<const double> bias, const Statistics&,
+  void add_gradients_in(const KeyBlock&, std::span<const double> bias, const Statistics&,
                         std::span<const double> k, std::span<const double> v,
                         std::span<const double> g, Values& dq, Values& dk, Values& dv) const;
-  bool biases(const Block&, Values& bias) const;  // false: nothing is seen
+  bool biases(const KeyBlock&, Values& bias) const;  // false: nothing is seen
 };
 
 }  // namespace shardproof::primitives

@@ -35,7 +35,8 @@ struct ZigzagAsContiguous final : AttentionCore {
 
 // A query does not see its own position.
 struct StrictCausal final : AttentionCore {
-  bool sees(const MaskRule& rule, const Block& b, const Label& q, const Label& k) const override {
+  bool sees(const MaskRule& rule, const KeyBlock& b, const Label& q,
+            const Label& k) const override {
     return AttentionCore::sees(rule, b, q, k) && k.position != q.position;
   }
 };
@@ -62,7 +63,7 @@ struct ScaleByModelDim final : AttentionCore {
 
 // Blocks of other ranks get the window on their local indices.
 struct WindowOnLocalIndices final : AttentionCore {
-  void mask(const MaskRule& rule, const Block& b, Values& bias) const override {
+  void mask(const MaskRule& rule, const KeyBlock& b, Values& bias) const override {
     if (b.owner == b.rank) return AttentionCore::mask(rule, b, bias);
     const MaskRule unlimited{rule.causal, {}};
     AttentionCore::mask(unlimited, b, bias);
@@ -77,7 +78,7 @@ struct WindowOnLocalIndices final : AttentionCore {
 
 // Blocks of other ranks get no window.
 struct WindowOnDiagonalOnly final : AttentionCore {
-  void mask(const MaskRule& rule, const Block& b, Values& bias) const override {
+  void mask(const MaskRule& rule, const KeyBlock& b, Values& bias) const override {
     AttentionCore::mask(b.owner == b.rank ? rule : MaskRule{rule.causal, {}}, b, bias);
   }
 };
@@ -99,7 +100,7 @@ struct MergeOfNormalised : AttentionCore {
   virtual Weights weights(double sum, double block) const = 0;
 
   void merge(Softmax& sum, const Softmax& block, size_t at, size_t dv,
-             const Block&) const override {
+             const KeyBlock&) const override {
     const Side a = side(sum, at), b = side(block, at);
     const Weights w = weights(a.lse, b.lse);
     for (size_t c = at * dv; c < (at + 1) * dv; ++c)
@@ -158,7 +159,7 @@ struct BlocksAveraged final : MergeOfNormalised {
 // The maximum grows and what was accumulated before is not rescaled.
 struct AccumulatorNotRescaled final : AttentionCore {
   void merge(Softmax& sum, const Softmax& block, size_t at, size_t dv,
-             const Block& b) const override {
+             const KeyBlock& b) const override {
     const Values before(sum.a.begin() + int64_t(at * dv), sum.a.begin() + int64_t((at + 1) * dv));
     const double m = sum.m[at];
     AttentionCore::merge(sum, block, at, dv, b);
@@ -169,7 +170,7 @@ struct AccumulatorNotRescaled final : AttentionCore {
 };
 struct NothingRescaled final : AttentionCore {
   void merge(Softmax& sum, const Softmax& block, size_t at, size_t dv,
-             const Block& b) const override {
+             const KeyBlock& b) const override {
     const Values before(sum.a.begin() + int64_t(at * dv), sum.a.begin() + int64_t((at + 1) * dv));
     const double m = sum.m[at], l = sum.l[at];
     AttentionCore::merge(sum, block, at, dv, b);
@@ -184,14 +185,14 @@ struct NothingRescaled final : AttentionCore {
 
 // Each block with the lse, or the delta, that it has by itself.
 struct BlockLocalLse final : AttentionCore {
-  Statistics statistics(const AttentionPass& pass, const Block& b, const Statistics& merged,
+  Statistics statistics(const AttentionPass& pass, const KeyBlock& b, const Statistics& merged,
                         std::span<const double> k, std::span<const double> v,
                         std::span<const double>) const override {
     return {pass.lse(pass.attend(b, k, v)), merged.delta};
   }
 };
 struct BlockLocalDelta final : AttentionCore {
-  Statistics statistics(const AttentionPass& pass, const Block& b, const Statistics& merged,
+  Statistics statistics(const AttentionPass& pass, const KeyBlock& b, const Statistics& merged,
                         std::span<const double> k, std::span<const double> v,
                         std::span<const double> g) const override {
     const Softmax own = pass.attend(b, k, v);
@@ -202,7 +203,7 @@ struct BlockLocalDelta final : AttentionCore {
 // lse lies [heads, tokens]; blocks of later ranks read the second half of the tokens as if it were
 // packed behind the middle of the buffer.
 struct HalfLseView final : AttentionCore {
-  Statistics statistics(const AttentionPass& pass, const Block& b, const Statistics& merged,
+  Statistics statistics(const AttentionPass& pass, const KeyBlock& b, const Statistics& merged,
                         std::span<const double>, std::span<const double>,
                         std::span<const double>) const override {
     if (b.owner <= b.rank) return merged;

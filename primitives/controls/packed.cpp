@@ -58,7 +58,7 @@ struct BoundaryOffByOne final : OtherLabels {
 // Foreign documents are made unlikely, not left out.
 template <int exponent>
 struct FiniteBias final : AttentionCore {
-  void mask(const MaskRule& rule, const Block& b, Values& bias) const override {
+  void mask(const MaskRule& rule, const KeyBlock& b, Values& bias) const override {
     AttentionCore::mask(rule, b, bias);
     for (size_t i = 0; i < b.queries.size(); ++i)
       for (size_t j = 0; j < b.keys.size(); ++j)
