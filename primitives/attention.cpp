@@ -1,32 +1,62 @@
 // What the strategies share: reading operands, writing results, the statistics of a backward.
 #include "primitives/attention.hpp"
 
+#include "primitives/work.hpp"
+
 namespace shardproof::primitives {
-namespace {
-
-DType type_of_key(const Case& line, const char* key, DType fallback) {
-  return dtype_from(line.text(key)).value_or(fallback);
-}
-
-DType accumulation(const Case& line) {
-  const bool wide =
-      line.dtype() == DType::f64 || type_of_key(line, "acc", DType::f32) == DType::f64;
-  return wide ? DType::f64 : DType::f32;
-}
-
-}  // namespace
-
 ContextRank::ContextRank(Rank& r, ContextLine c)
     : rank(r),
       line(r.line()),
       cp(r.along(Axis::cp)),
       context(std::move(c)),
       storage(r.line().dtype()),
-      accumulate(accumulation(r.line())),
+      accumulate(accumulation_of(r.line())),
       wire(type_of_key(r.line(), "wire", accumulate)) {}
 
 int64_t extent_from_end(const View& v, int from_end) {
   return v.shape[v.shape.size() - size_t(from_end)];
+}
+
+View with_dim(View v) {
+  v.shape.push_back(1), v.strides.push_back(1);
+  return v;
+}
+
+std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks) {
+  std::vector<int64_t> shape = by_tokens.shape;
+  shape[0] *= ranks;
+  shape[shape.size() - 2] /= ranks;
+  return shape;
+}
+
+View copied_heads(const ContextRank& c, const View& v, int ranks) {
+  const int64_t heads = extent_from_end(v, 2), copies = ranks / heads;
+  if (heads % ranks == 0) return v;
+  std::vector<int64_t> shape = v.shape;
+  shape[shape.size() - 2] = ranks;
+  const View wide = c.rank.workspace(v.dtype, shape);
+  for (int64_t h = 0; h < ranks; ++h)
+    convert(v.narrow(heads_dim(v), h / copies, 1), wide.narrow(heads_dim(v), h, 1));
+  return wide;
+}
+
+void sum_copies(const ContextRank& c, const View& wide, const View& gradient) {
+  const int64_t heads = extent_from_end(gradient, 2), copies = extent_from_end(wide, 2) / heads;
+  if (copies == 1) return convert(wide, gradient);
+  const View sum = c.rank.workspace(c.accumulate, gradient.shape);
+  set_zero(sum);
+  for (int64_t h = 0; h < heads * copies; ++h)
+    add_into(wide.narrow(heads_dim(wide), h, 1), sum.narrow(heads_dim(sum), h / copies, 1));
+  convert(sum, gradient);
+}
+
+std::vector<Label> labels_of_ranks(const ContextLine& line, const AttentionCore& core, int first,
+                                   int count, bool keys) {
+  std::vector<Label> all;
+  for (int r = first; r < first + count; ++r)
+    for (const Label& label : keys ? core.keys(line, r) : core.queries(line, r))
+      all.push_back(label);
+  return all;
 }
 
 void write(const View& to, std::span<const double> values) { fill_from(to, values); }

@@ -36,6 +36,29 @@ struct ContextRank {
 
 // [tokens.., heads, dim] or [tokens.., heads].
 int64_t extent_from_end(const View&, int from_end);
+inline int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
+// [tokens.., heads] with one dim behind the heads.
+View with_dim(View);
+// [tokens, .., heads, dim] of a rank -> [ranks tokens, .., heads/ranks, dim].
+std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks);
+// Fewer key heads than ranks: head g stands p/g times in a row, once for each rank that reads it.
+View copied_heads(const ContextRank&, const View&, int ranks);
+// Gradient of copied_heads: the sum over the copies of each head, made in the accumulation type.
+void sum_copies(const ContextRank&, const View& wide, const View& gradient);
+// Tokens of `count` ranks from `first` on, in the order of ranks.
+std::vector<Label> labels_of_ranks(const ContextLine&, const AttentionCore&, int first, int count,
+                                   bool keys);
+
+// a mod p, from 0 to p - 1: a place on a ring.
+inline int modulo(int a, int p) { return ((a % p) + p) % p; }
+// Two buffers that change places: what is here, and what arrives.
+struct Turning {
+  View here, next;
+  Turning(const ContextRank& c, DType dtype, int64_t elements)
+      : here(c.rank.workspace(dtype, {elements})), next(c.rank.workspace(dtype, {elements})) {}
+  void turn() { std::swap(here, next); }
+};
+
 // Rounded once on the way into a view.
 void write(const View&, std::span<const double>);
 View flat(const View& contiguous);

@@ -15,14 +15,6 @@ Values gathered(ContextRank& c, const View& own) {
   return to_doubles(whole);
 }
 
-// Keys come in the order of ranks, and their labels with them: nothing is put back in order.
-std::vector<Label> labels_of_all(const ContextRank& c, const AttentionCore& core) {
-  std::vector<Label> all;
-  for (int r = 0; r < c.cp.size(); ++r)
-    for (const Label& label : core.keys(c.context, r)) all.push_back(label);
-  return all;
-}
-
 Values own_sum(ContextRank& c, const Values& partial, const View& own) {
   const View whole = c.rank.workspace(c.wire, gathered_shape(own, c.cp.size())),
              sum = c.rank.workspace(c.wire, own.shape);
@@ -34,14 +26,15 @@ Values own_sum(ContextRank& c, const Values& partial, const View& own) {
 }  // namespace
 
 void AttentionAllGather::attend(ContextRank& c, const AttentionSaved& saved, Softmax& sum) {
-  const auto labels = labels_of_all(c, *core_);
+  // Keys come in the order of ranks, and their labels with them: nothing is put back in order.
+  const auto labels = labels_of_ranks(c.context, *core_, 0, c.cp.size(), true);
   const Values k = gathered(c, saved.k), v = gathered(c, saved.v);
   saved.pass->add(sum, saved.pass->block(labels, c.cp.rank(), -1, c.cp.size(), 0), k, v);
 }
 
 void AttentionAllGather::differentiate(ContextRank& c, const AttentionSaved& saved,
                                        const Incoming& in, Outgoing& out) {
-  const auto labels = labels_of_all(c, *core_);
+  const auto labels = labels_of_ranks(c.context, *core_, 0, c.cp.size(), true);
   const Values k = gathered(c, saved.k), v = gathered(c, saved.v);
   Values dk(k.size()), dv(v.size());
   saved.pass->add_gradients(saved.pass->block(labels, c.cp.rank(), -1, c.cp.size(), 0), in.rows, k,

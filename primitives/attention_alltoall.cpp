@@ -4,8 +4,6 @@
 namespace shardproof::primitives {
 namespace {
 
-int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
-
 struct AllToAllSaved : Saved {
   explicit AllToAllSaved(ContextLine c) : context(std::move(c)) {}
   ContextLine context;
@@ -15,39 +13,6 @@ struct AllToAllSaved : Saved {
   std::unique_ptr<AttentionPass> pass;
   std::vector<Label> keys;
 };
-
-std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks) {
-  std::vector<int64_t> shape = by_tokens.shape;
-  shape[0] *= ranks;
-  shape[shape.size() - 2] /= ranks;
-  return shape;
-}
-
-// Fewer heads than ranks: head g stands p/g times in a row, once for each rank that reads it.
-View copied_heads(ContextRank& c, const View& v) {
-  const int64_t heads = extent_from_end(v, 2), ranks = c.cp.size(), copies = ranks / heads;
-  if (heads % ranks == 0) return v;
-  std::vector<int64_t> shape = v.shape;
-  shape[shape.size() - 2] = ranks;
-  const View wide = c.rank.workspace(v.dtype, shape);
-  for (int64_t h = 0; h < ranks; ++h)
-    copy(v.narrow(heads_dim(v), h / copies, 1), wide.narrow(heads_dim(v), h, 1));
-  return wide;
-}
-
-// Gradient of copied_heads: the sum over the copies of each head.
-void sum_copies(const ContextRank& c, const View& wide, const View& heads_of) {
-  const int64_t heads = extent_from_end(heads_of, 2), copies = extent_from_end(wide, 2) / heads;
-  for (int64_t h = 0; h < heads; ++h) {
-    Values sum = to_doubles(wide.narrow(heads_dim(wide), h * copies, 1));
-    for (int64_t i = 1; i < copies; ++i) {
-      const Values more = to_doubles(wide.narrow(heads_dim(wide), h * copies + i, 1));
-      for (size_t n = 0; n < sum.size(); ++n)
-        sum[n] = c.single() ? double(float(sum[n] + more[n])) : sum[n] + more[n];
-    }
-    write(heads_of.narrow(heads_dim(heads_of), h, 1), sum);
-  }
-}
 
 // Row of the sequence behind each token of the order of ranks.
 std::vector<int64_t> rows_in_rank_order(const ContextRank& c) {
@@ -68,14 +33,6 @@ Values in_rank_order(const ContextRank& c, const View& lse) {
   Values all;
   for (int64_t row : rows_in_rank_order(c))
     for (double x : to_doubles(lse.narrow(0, row, 1))) all.push_back(x);
-  return all;
-}
-
-std::vector<Label> labels_of_all(const ContextRank& c, const AttentionCore& core, bool keys) {
-  std::vector<Label> all;
-  for (int r = 0; r < c.cp.size(); ++r)
-    for (const Label& label : keys ? core.keys(c.context, r) : core.queries(c.context, r))
-      all.push_back(label);
   return all;
 }
 
@@ -116,13 +73,14 @@ std::unique_ptr<Saved> AttentionAllToAll::forward(Rank& rank, std::span<const Vi
   if (auto refused = refused_attention_alltoall(rank.line())) throw *refused;
   ContextRank c(rank, saved->context);
   saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2];
-  const View q = exchanged(c, saved->q), k = exchanged(c, copied_heads(c, saved->k)),
-             v = exchanged(c, copied_heads(c, saved->v));
+  const View q = exchanged(c, saved->q), k = exchanged(c, copied_heads(c, saved->k, c.cp.size())),
+             v = exchanged(c, copied_heads(c, saved->v, c.cp.size()));
   const HeadShape shape{extent_from_end(q, 2), extent_from_end(k, 2), extent_from_end(q, 1),
                         extent_from_end(v, 1)};
-  saved->keys = labels_of_all(c, *core_, true);
-  saved->pass = std::make_unique<AttentionPass>(c.line, *core_, shape, c.single(), to_doubles(q),
-                                                labels_of_all(c, *core_, false));
+  saved->keys = labels_of_ranks(c.context, *core_, 0, c.cp.size(), true);
+  saved->pass =
+      std::make_unique<AttentionPass>(c.line, *core_, shape, c.single(), to_doubles(q),
+                                      labels_of_ranks(c.context, *core_, 0, c.cp.size(), false));
   saved->k_all = to_doubles(k), saved->v_all = to_doubles(v);
   Softmax sum = saved->pass->nothing();
   saved->pass->add(sum, saved->pass->block(saved->keys, c.cp.rank(), -1, c.cp.size(), 0),

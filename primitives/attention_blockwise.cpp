@@ -13,9 +13,7 @@
 namespace shardproof::primitives {
 namespace {
 
-int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
 int64_t heads_of(const View& v) { return extent_from_end(v, 2); }
-int modulo(int a, int p) { return ((a % p) + p) % p; }
 
 using Labels = std::vector<Label>;
 
@@ -50,25 +48,19 @@ struct Place : ContextRank {
     set_zero(v);
     return v;
   }
-  Labels of_rank(int r, bool keys) const {
-    return keys ? core.keys(context, r) : core.queries(context, r);
-  }
   Labels of_ranks(int first, int count, bool keys) const {
-    Labels all;
-    for (int r = first; r < first + count; ++r)
-      for (const Label& l : of_rank(r, keys)) all.push_back(l);
-    return all;
+    return labels_of_ranks(context, core, first, count, keys);
   }
   Labels own_queries() const {
     if (strategy == Strategy::alltoall) return of_ranks(0, cp.size(), false);
     if (strategy == Strategy::hierarchical)
       return of_ranks(cp.rank() / inner() * inner(), inner(), false);
-    return of_rank(cp.rank(), false);
+    return of_ranks(cp.rank(), 1, false);
   }
   // Keys that `owner` of the travelling ranks has; of all ranks where they do not turn.
   Labels keys_of(int owner) const {
     if (strategy == Strategy::hierarchical) return of_ranks(owner * inner(), inner(), true);
-    return strategy == Strategy::ring ? of_rank(owner, true) : of_ranks(0, cp.size(), true);
+    return strategy == Strategy::ring ? of_ranks(owner, 1, true) : of_ranks(0, cp.size(), true);
   }
 };
 
@@ -103,13 +95,6 @@ AttentionPairs pairs(const Place& c, const BlockwiseSaved& s, const View& k, con
 
 // ---- Tokens for heads
 
-std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks) {
-  std::vector<int64_t> shape = by_tokens.shape;
-  shape[0] *= ranks;
-  shape[shape.size() - 2] /= ranks;
-  return shape;
-}
-
 void tokens_for_heads(const Place& c, const View& by_tokens, const View& by_heads) {
   all_to_all(c.rank, c.exchange(), by_tokens, by_heads, heads_dim(by_tokens), 0);
 }
@@ -122,34 +107,6 @@ View exchanged(const Place& c, const View& by_tokens) {
       c.workspace(by_tokens.dtype, shape_by_heads(by_tokens, c.exchange().size()));
   tokens_for_heads(c, by_tokens, by_heads);
   return by_heads;
-}
-
-// Fewer key heads than ranks: head g stands p/g times in a row, once for each rank that reads it.
-View copied_heads(const Place& c, const View& v) {
-  const int64_t heads = heads_of(v), ranks = c.exchange().size(), copies = ranks / heads;
-  if (heads % ranks == 0) return v;
-  std::vector<int64_t> shape = v.shape;
-  shape[shape.size() - 2] = ranks;
-  const View wide = c.workspace(v.dtype, shape);
-  for (int64_t h = 0; h < ranks; ++h)
-    convert(v.narrow(heads_dim(v), h / copies, 1), wide.narrow(heads_dim(v), h, 1));
-  return wide;
-}
-
-// Gradient of copied_heads: the sum over the copies of each head, made in the accumulation type.
-void sum_copies(const Place& c, const View& wide, const View& gradient) {
-  const int64_t heads = heads_of(gradient), copies = heads_of(wide) / heads;
-  if (copies == 1) return convert(wide, gradient);
-  const View sum = c.zeros(c.accumulate, gradient.shape);
-  for (int64_t h = 0; h < heads * copies; ++h)
-    add_into(wide.narrow(heads_dim(wide), h, 1), sum.narrow(heads_dim(sum), h / copies, 1));
-  convert(sum, gradient);
-}
-
-// [tokens.., heads] with one dim behind the heads.
-View with_dim(View v) {
-  v.shape.push_back(1), v.strides.push_back(1);
-  return v;
 }
 
 // Between rows in the order of the sequence and rows in the order of ranks.
@@ -173,16 +130,13 @@ View gathered(const Place& c, const View& own) {
   return whole;
 }
 
-// Keys, then values, of one rank in one message; two buffers that change places.
-struct Turning {
-  View here, next;
+// Keys, then values, of one rank in one message.
+struct TurningKeys : Turning {
   std::vector<int64_t> key_shape, value_shape;
-  Turning(const Place& c, const BlockwiseSaved& s, DType dtype)
-      : key_shape(s.k.shape), value_shape(s.v.shape) {
-    const int64_t n = s.k.elements() + s.v.elements();
-    here = c.workspace(dtype, {n}), next = c.workspace(dtype, {n});
-  }
-  void turn() { std::swap(here, next); }
+  TurningKeys(const Place& c, const BlockwiseSaved& s, DType dtype)
+      : Turning(c, dtype, s.k.elements() + s.v.elements()),
+        key_shape(s.k.shape),
+        value_shape(s.v.shape) {}
   View part(const View& message, int64_t first, const std::vector<int64_t>& shape) const {
     const int64_t n = product(shape);
     return view_of(message.narrow(0, first, n).data, message.dtype, shape, message.space);
@@ -195,7 +149,7 @@ struct Turning {
 void turn_forward(const Place& c, const BlockwiseSaved& s, const Visit& visit) {
   Communicator& ring = c.travel();
   const int p = ring.size(), me = ring.rank();
-  Turning kv(c, s, c.storage);
+  TurningKeys kv(c, s, c.storage);
   convert(s.k, kv.k(kv.here));
   convert(s.v, kv.v(kv.here));
   for (int step = 0; step < p; ++step) {
@@ -226,10 +180,10 @@ using Pull =
     std::function<void(const View& k, const View& v, int owner, const View& dk, const View& dv)>;
 
 // dK, dV travel with their keys and are home after p hops.
-Turning turn_backward(const Place& c, const BlockwiseSaved& s, const Pull& pull) {
+TurningKeys turn_backward(const Place& c, const BlockwiseSaved& s, const Pull& pull) {
   Communicator& ring = c.travel();
   const int p = ring.size(), me = ring.rank();
-  Turning kv(c, s, c.storage), sums(c, s, c.wire);
+  TurningKeys kv(c, s, c.storage), sums(c, s, c.wire);
   convert(s.k, kv.k(kv.here));
   convert(s.v, kv.v(kv.here));
   Ticket arriving{};
@@ -267,7 +221,7 @@ View own_sum(const Place& c, const View& partial, const View& like) {
 // dK and dV of the keys that this rank holds.
 std::pair<View, View> differentiate(const Place& c, const BlockwiseSaved& s, const Pull& pull) {
   if (c.strategy == Strategy::ring || c.strategy == Strategy::hierarchical) {
-    const Turning sums = turn_backward(c, s, pull);
+    const TurningKeys sums = turn_backward(c, s, pull);
     return {sums.k(sums.here), sums.v(sums.here)};
   }
   const bool apart = c.strategy == Strategy::allgather;
@@ -289,7 +243,7 @@ void take_operands(const Place& c, std::span<const View> inputs, BlockwiseSaved&
   for (size_t i = 0; i < 3; ++i) {
     *operands[i] = inputs[i];
     if (!c.exchanges()) continue;
-    const View by_tokens = i == 0 ? inputs[i] : copied_heads(c, inputs[i]);
+    const View by_tokens = i == 0 ? inputs[i] : copied_heads(c, inputs[i], c.exchange().size());
     s.exchanged[i] = Kept(by_tokens.dtype, shape_by_heads(by_tokens, c.exchange().size()));
     *operands[i] = s.exchanged[i].view();
     tokens_for_heads(c, by_tokens, *operands[i]);

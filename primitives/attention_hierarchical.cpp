@@ -13,16 +13,6 @@ struct HierarchicalSaved : Saved {
 
 int inner_of(const ContextRank& c) { return int(c.line.at("inner")); }
 
-// [tokens.., heads, dim] or, for lse, [tokens.., heads]: both with one dim behind the heads.
-View with_dim(const View& v, bool lse) {
-  if (!lse) return v;
-  View wide = v;
-  wide.shape.push_back(1), wide.strides.push_back(1);
-  return wide;
-}
-
-int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
-
 }  // namespace
 
 Communicator& AttentionHierarchical::run(ContextRank& c) { return c.cp.inner(inner_of(c)); }
@@ -30,34 +20,21 @@ Communicator& AttentionHierarchical::ring(ContextRank& c) { return c.cp.across(i
 
 std::vector<Label> AttentionHierarchical::labels_of_run(const ContextRank& c, int run,
                                                         bool keys) const {
-  std::vector<Label> all;
-  for (int i = 0; i < inner_of(c); ++i) {
-    const int rank = run * inner_of(c) + i;
-    for (const Label& label : keys ? core_->keys(c.context, rank) : core_->queries(c.context, rank))
-      all.push_back(label);
-  }
-  return all;
+  return labels_of_ranks(c.context, *core_, run * inner_of(c), inner_of(c), keys);
 }
 
 std::vector<Label> AttentionHierarchical::keys_of(ContextRank& c, int owner) {
   return labels_of_run(c, owner, true);
 }
 
-// [tokens, .., heads, dim] of a rank -> [u tokens, .., heads/u, dim].
 Buffer AttentionHierarchical::by_heads(ContextRank& c, const View& by_tokens) {
-  std::vector<int64_t> shape = by_tokens.shape;
-  shape[0] *= inner_of(c);
-  shape[shape.size() - 2] /= inner_of(c);
-  Buffer exchanged(by_tokens.dtype, shape);
+  Buffer exchanged(by_tokens.dtype, shape_by_heads(by_tokens, inner_of(c)));
   run(c).all_to_all(by_tokens, exchanged.view(), heads_dim(by_tokens), 0);
   return exchanged;
 }
 
 void AttentionHierarchical::by_tokens(ContextRank& c, const Values& values, const View& to) {
-  std::vector<int64_t> shape = to.shape;
-  shape[0] *= inner_of(c);
-  shape[shape.size() - 2] /= inner_of(c);
-  const View all = c.rank.workspace(to.dtype, shape);
+  const View all = c.rank.workspace(to.dtype, shape_by_heads(to, inner_of(c)));
   write(all, values);
   run(c).all_to_all(all, to, 0, heads_dim(to));
 }
@@ -80,7 +57,7 @@ std::unique_ptr<Saved> AttentionHierarchical::forward(Rank& rank, std::span<cons
   own.o = own.pass->output(sum);
   own.lse = own.pass->lse(sum);
   by_tokens(c, own.o, outputs[0]);
-  by_tokens(c, own.lse, with_dim(outputs[1], true));
+  by_tokens(c, own.lse, with_dim(outputs[1]));
   pairs_ = own.pass->pairs;
   return saved;
 }
@@ -91,7 +68,7 @@ void AttentionHierarchical::backward(Rank& rank, Saved& state, std::span<const V
   ContextRank c(rank, own.context);
   const Values g = to_doubles(by_heads(c, cotangents[0]).view());
   Values g_lse;
-  if (c.line.on("lse_grad")) g_lse = to_doubles(by_heads(c, with_dim(cotangents[1], true)).view());
+  if (c.line.on("lse_grad")) g_lse = to_doubles(by_heads(c, with_dim(cotangents[1])).view());
   const Statistics rows = own.pass->statistics(own.o, own.lse, g, g_lse);
   Outgoing d{Values(size_t(own.q.elements())), Values(size_t(own.k.elements())),
              Values(size_t(own.v.elements()))};

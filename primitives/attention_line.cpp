@@ -11,13 +11,7 @@
 namespace shardproof::primitives {
 namespace {
 
-using Refusal = std::optional<Rejected>;
-
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-std::string said(const Case& line, const char* key) {
-  return std::string(key) + "=" + (line.has(key) ? line.text(key) : "");
-}
 
 int64_t at_or(const Case& line, const char* key, int64_t fallback) {
   return line.has(key) ? line.at(key) : fallback;
@@ -154,11 +148,6 @@ int64_t copies_of_keys(const Case& line) { return at_or(line, "kv_replicas", 1);
 
 namespace {
 
-Refusal when(bool met, std::string expected, std::string what, std::string advice) {
-  if (!met) return {};
-  return Rejected(std::move(expected), std::move(what), std::move(advice));
-}
-
 Refusal undivided(const std::string& what, int64_t extent, int64_t divisor, const std::string& by) {
   return when(extent % divisor != 0, what + " divisible by " + by + " = " + std::to_string(divisor),
               std::to_string(extent),
@@ -168,9 +157,7 @@ Refusal undivided(const std::string& what, int64_t extent, int64_t divisor, cons
 
 Refusal axes(const Case& line) {
   return first_refusal(
-      when(line.ranks(Axis::ep) > 1 || line.ranks(Axis::pp) > 1, "the axes tp, cp and dp only",
-           said(line, "ep") + " " + said(line, "pp"),
-           "there is no expert and no pipeline axis here: leave ep and pp at 1"),
+      other_axes(line),
       when(line.ranks(Axis::dp) > 1 && at_or(line, "seq", 0) == 0, "seq and batch where dp > 1",
            said(line, "dp") + " with tokens only", "dp cuts the batch: write seq= and batch="),
       when(at_or(line, "batch", 1) % line.ranks(Axis::dp) != 0,
@@ -189,10 +176,10 @@ Refusal malformed(const std::vector<int64_t>& offsets, const std::string& key,
                   const std::string& total, int64_t tokens) {
   const bool lengths = key.ends_with("docs");
   if (offsets.size() < 2)
-    return Rejected(key + " of one document at least",
-                    std::to_string(offsets.size()) + " offsets, which bound none",
-                    "write where each document begins and the last one ends, such as " + key +
-                        "=0,7,16");
+    return Rejected(
+        key + " of one document at least",
+        std::to_string(offsets.size()) + " offsets, which bound none",
+        "write where each document begins and the last one ends, such as " + key + "=0,7,16");
   if (offsets[0] != 0)
     return Rejected(key + " that begin with 0",
                     "document 0 beginning at " + std::to_string(offsets[0]),
@@ -244,7 +231,8 @@ Refusal documents(const Case& line) {
     return r;
   if (keys.empty()) return {};
   return first_refusal(
-      when(keys.size() != queries.size(), "as many documents in " + of_keys + " as in " + of_queries,
+      when(keys.size() != queries.size(),
+           "as many documents in " + of_keys + " as in " + of_queries,
            std::to_string(keys.size() - 1) + " and " + std::to_string(queries.size() - 1),
            "every document has queries and keys, 0 of them at least"),
       malformed(keys, of_keys, "kv_tokens", line.at("kv_tokens")));

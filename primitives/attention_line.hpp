@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "oracle/subject.hpp"
+#include "primitives/line.hpp"
 
 namespace shardproof::primitives {
 
@@ -68,13 +69,5 @@ std::optional<Rejected> refused_context(const Case&);
 std::optional<Rejected> refused_attention(const Case&);
 std::optional<Rejected> refused_attention_alltoall(const Case&);
 std::optional<Rejected> refused_attention_hierarchical(const Case&);
-
-// The first refusal that is met.
-template <class... Refusals>
-std::optional<Rejected> first_refusal(Refusals... all) {
-  std::optional<Rejected> found;
-  ((found || !all ? void() : void(found.emplace(*all))), ...);
-  return found;
-}
 
 }  // namespace shardproof::primitives

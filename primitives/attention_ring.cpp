@@ -4,8 +4,6 @@
 namespace shardproof::primitives {
 namespace {
 
-int modulo(int a, int p) { return ((a % p) + p) % p; }
-
 // Keys, then values, of one rank: one message a hop.
 struct KeysAndValues {
   Values k, v;
@@ -21,14 +19,6 @@ void put(const View& message, std::span<const double> k, std::span<const double>
   write(message.narrow(0, 0, int64_t(k.size())), k);
   write(message.narrow(0, int64_t(k.size()), int64_t(v.size())), v);
 }
-
-// Two buffers that change places: what is here, and what arrives.
-struct Turning {
-  View here, next;
-  Turning(ContextRank& c, DType dtype, int64_t elements)
-      : here(c.rank.workspace(dtype, {elements})), next(c.rank.workspace(dtype, {elements})) {}
-  void turn() { std::swap(here, next); }
-};
 
 int64_t message(const AttentionSaved& saved) { return saved.k.elements() + saved.v.elements(); }
 

@@ -1,30 +1,17 @@
 // What both linears share: numbers of the line, blocks and rows.
 #include "primitives/linear.hpp"
 
+#include "primitives/line.hpp"
 #include "primitives/linear_line.hpp"
 #include "primitives/rows.hpp"
 
 namespace shardproof::primitives {
-namespace {
-
-DType type_of_key(const Case& line, const char* key, DType fallback) {
-  return line.has(key) ? dtype_from(line.text(key)).value_or(fallback) : fallback;
-}
-
-DType accumulation(const Case& line) {
-  const bool wide =
-      line.dtype() == DType::f64 || type_of_key(line, "acc", DType::f32) == DType::f64;
-  return wide ? DType::f64 : DType::f32;
-}
-
-}  // namespace
-
 Parallel::Parallel(Rank& r)
     : rank(r),
       tp(r.along(Axis::tp)),
       sp(r.line().has("sp") && r.line().on("sp")),
       storage(r.line().dtype()),
-      accumulate(accumulation(r.line())),
+      accumulate(accumulation_of(r.line())),
       wire(type_of_key(r.line(), "wire", storage)) {}
 
 View fresh_gradient(Parallel& p, const View& gradient) {

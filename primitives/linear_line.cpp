@@ -3,70 +3,25 @@
 #include <limits>
 #include <string>
 
+#include "primitives/line.hpp"
+
 namespace shardproof::primitives {
 namespace {
 
-using Refusal = std::optional<Rejected>;
-
-std::string said(const Case& line, const char* key) {
-  return std::string(key) + "=" + line.text(key);
-}
-
-Refusal undivided(const Case& line, const char* key, int64_t divisor, const std::string& by) {
-  if (line.at(key) % divisor == 0) return {};
-  return Rejected(std::string(key) + " divisible by " + by + " = " + std::to_string(divisor),
-                  said(line, key), "choose a multiple of " + std::to_string(divisor));
-}
-
-Refusal contradiction(bool met, const char* expected, const std::string& what, const char* advice) {
-  if (!met) return {};
-  return Rejected(expected, what, advice);
-}
-
-template <class... Refusals>
-Refusal first_of(Refusals... all) {
-  Refusal found;
-  ((found || !all ? void() : void(found.emplace(*all))), ...);
-  return found;
-}
-
-// Tokens are cut over dp and cp, and over tp under sp. Where seq is given it is seq that is cut:
-// dim 0 of [seq, batch, features].
-Refusal tokens(const Case& line) {
-  const bool sp = line.on("sp");
-  const int64_t ranks =
-      int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp) * (sp ? line.ranks(Axis::tp) : 1);
-  const std::string by = sp ? "dp*cp*tp" : "dp*cp";
-  const int64_t seq = line.at("seq"), batch = line.at("batch");
-  return first_of(contradiction(seq == 0 && batch != 1, "seq wherever batch is given",
-                                said(line, "batch"), "write seq= and batch=, or tokens="),
-                  contradiction(seq > 0 && line.at("tokens") != seq * batch, "tokens = seq*batch",
-                                said(line, "tokens"), "leave tokens out, or seq and batch"),
-                  undivided(line, seq > 0 ? "seq" : "tokens", ranks, by));
-}
-
-Refusal axes(const Case& line) {
-  const bool others = line.ranks(Axis::ep) > 1 || line.ranks(Axis::pp) > 1;
-  return contradiction(others, "the axes tp, cp and dp only",
-                       said(line, "ep") + " " + said(line, "pp"),
-                       "a linear has no expert and no pipeline axis: leave ep and pp at 1");
-}
-
 Refusal attributes(const Case& line) {
-  return first_of(
-      contradiction(line.on("skip_bias_add") && !line.on("bias"), "bias=on with skip_bias_add=on",
-                    "bias=off", "there is no bias to hand back: leave one of them out"),
-      contradiction(line.on("frozen") && !line.on("input_grad"), "input_grad=on with frozen=on",
-                    "input_grad=off", "no gradient is left to compute: leave one of them out"));
+  return first_refusal(
+      when(line.on("skip_bias_add") && !line.on("bias"), "bias=on with skip_bias_add=on",
+           "bias=off", "there is no bias to hand back: leave one of them out"),
+      when(line.on("frozen") && !line.on("input_grad"), "input_grad=on with frozen=on",
+           "input_grad=off", "no gradient is left to compute: leave one of them out"));
 }
 
 // One call moves at most this many elements: counts are int in MPI.
 Refusal countable(const Case& line, const char* first, const char* second) {
   const int64_t most = std::numeric_limits<int32_t>::max(), n = line.at(first) * line.at(second);
-  return contradiction(
-      n > most, "element counts up to 2147483647, the range of MPI's int",
-      said(line, first) + " " + said(line, second) + ", " + std::to_string(n) + " elements",
-      "choose smaller extents");
+  return when(n > most, "element counts up to 2147483647, the range of MPI's int",
+              said(line, first) + " " + said(line, second) + ", " + std::to_string(n) + " elements",
+              "choose smaller extents");
 }
 
 bool fused(const Case& line) { return line.at("heads") > 0 || line.on("swiglu"); }
@@ -75,60 +30,60 @@ Refusal heads(const Case& line) {
   const int64_t n = line.at("heads"), g = line.at("kv_heads"), d = line.at("head_dim");
   const int64_t p = line.ranks(Axis::tp);
   if (n == 0)
-    return contradiction(g > 0 || d > 0, "heads wherever kv_heads or head_dim is given", "heads=0",
-                         "write heads=, or leave kv_heads and head_dim out");
-  return first_of(
-      contradiction(line.on("swiglu"), "one kind of fused weight", "heads and swiglu=on",
-                    "leave one of them out"),
-      contradiction(g == 0 || d == 0, "kv_heads and head_dim of at least 1",
-                    said(line, "kv_heads") + " " + said(line, "head_dim"),
-                    "leave them out for their defaults"),
-      contradiction(g > 0 && n % g != 0, "heads divisible by kv_heads",
-                    said(line, "heads") + " " + said(line, "kv_heads"),
-                    "every key head serves equally many query heads"),
-      contradiction(line.at("out") != (n + 2 * g) * d, "out = (heads + 2 kv_heads) head_dim",
-                    said(line, "out"), "leave out= to follow from the heads"),
+    return when(g > 0 || d > 0, "heads wherever kv_heads or head_dim is given", "heads=0",
+                "write heads=, or leave kv_heads and head_dim out");
+  return first_refusal(
+      when(line.on("swiglu"), "one kind of fused weight", "heads and swiglu=on",
+           "leave one of them out"),
+      when(g == 0 || d == 0, "kv_heads and head_dim of at least 1",
+           said(line, "kv_heads") + " " + said(line, "head_dim"),
+           "leave them out for their defaults"),
+      when(g > 0 && n % g != 0, "heads divisible by kv_heads",
+           said(line, "heads") + " " + said(line, "kv_heads"),
+           "every key head serves equally many query heads"),
+      when(line.at("out") != (n + 2 * g) * d, "out = (heads + 2 kv_heads) head_dim",
+           said(line, "out"), "leave out= to follow from the heads"),
       undivided(line, "heads", p, "tp"),
-      contradiction(g % p != 0, "kv_heads divisible by tp",
-                    said(line, "kv_heads") + " " + said(line, "tp"),
-                    "key heads shared by ranks are not cut by this weight: use fewer ranks"));
+      when(g % p != 0, "kv_heads divisible by tp", said(line, "kv_heads") + " " + said(line, "tp"),
+           "key heads shared by ranks are not cut by this weight: use fewer ranks"));
 }
 
 }  // namespace
 
 std::optional<Rejected> refused_column(const Case& line) {
   const int64_t p = line.ranks(Axis::tp);
-  return first_of(
-      axes(line), tokens(line), attributes(line), heads(line),
+  return first_refusal(
+      other_axes(line), uncut_tokens(line), attributes(line), heads(line),
       undivided(line, "out", line.on("swiglu") ? 2 * p : p, line.on("swiglu") ? "2*tp" : "tp"),
-      contradiction(line.on("sp") && line.on("gather_output"), "gather_output=off with sp=on",
-                    "gather_output=on",
-                    "gathered outputs are whole on every rank, tokens are not: leave one out"),
-      contradiction(fused(line) && line.on("gather_output"), "gather_output=off for a fused weight",
-                    "gather_output=on", "blocks would come in the order of ranks, not of parts"),
+      when(line.on("sp") && line.on("gather_output"), "gather_output=off with sp=on",
+           "gather_output=on",
+           "gathered outputs are whole on every rank, tokens are not: leave one out"),
+      when(fused(line) && line.on("gather_output"), "gather_output=off for a fused weight",
+           "gather_output=on", "blocks would come in the order of ranks, not of parts"),
       countable(line, "tokens", "in"), countable(line, "tokens", "out"),
       countable(line, "in", "out"));
 }
 
 std::optional<Rejected> refused_row(const Case& line) {
-  return first_of(
-      axes(line), tokens(line), attributes(line), undivided(line, "in", line.ranks(Axis::tp), "tp"),
-      contradiction(line.on("sp") && !line.on("input_is_parallel"),
-                    "input_is_parallel=on with sp=on", "input_is_parallel=off",
-                    "under sp the input comes from a column-parallel linear, cut by features"),
+  return first_refusal(
+      other_axes(line), uncut_tokens(line), attributes(line),
+      undivided(line, "in", line.ranks(Axis::tp), "tp"),
+      when(line.on("sp") && !line.on("input_is_parallel"), "input_is_parallel=on with sp=on",
+           "input_is_parallel=off",
+           "under sp the input comes from a column-parallel linear, cut by features"),
       countable(line, "tokens", "in"), countable(line, "tokens", "out"),
       countable(line, "in", "out"));
 }
 
 std::optional<Rejected> refused_mlp(const Case& line) {
   const std::string& between = line.text("between");
-  return first_of(
-      axes(line), tokens(line), undivided(line, "ffn", line.ranks(Axis::tp), "tp"),
-      contradiction(between != "none" && between != "norm_reduced",
-                    "between=none or between=norm_reduced", "between=" + between,
-                    "a norm, softmax or top-k over the FFN dim needs all of it and a rank holds "
-                    "ffn/tp columns; a norm is legal once its statistics are all-reduced "
-                    "(norm_reduced)"),
+  return first_refusal(
+      other_axes(line), uncut_tokens(line), undivided(line, "ffn", line.ranks(Axis::tp), "tp"),
+      when(between != "none" && between != "norm_reduced", "between=none or between=norm_reduced",
+           "between=" + between,
+           "a norm, softmax or top-k over the FFN dim needs all of it and a rank holds "
+           "ffn/tp columns; a norm is legal once its statistics are all-reduced "
+           "(norm_reduced)"),
       countable(line, "tokens", "ffn"), countable(line, "tokens", "hidden"),
       countable(line, "hidden", "ffn"));
 }

@@ -7,12 +7,6 @@
 namespace shardproof::primitives {
 namespace {
 
-bool in_single(const Case& line) {
-  return line.dtype() != DType::f64 && dtype_from(line.text("acc")) != DType::f64;
-}
-
-DType accumulation(const Case& line) { return in_single(line) ? DType::f32 : DType::f64; }
-
 struct LossSaved : Saved {
   View logits, ids;
   Kept next, weights, sums;
@@ -79,9 +73,9 @@ std::unique_ptr<Saved> LossPacked::forward(Rank& rank, std::span<const View> inp
       targets(line, c, rank.coordinate(Axis::cp), c.batch * rank.coordinate(Axis::dp));
   saved->next = uploaded(own.next);
   saved->weights = uploaded(own.weights);
-  saved->sums = Kept(accumulation(line), {2});
-  const View losses = rank.workspace(accumulation(line), {int64_t(own.next.size())}),
-             sums = rank.workspace(accumulation(line), {2});
+  saved->sums = Kept(accumulation_of(line), {2});
+  const View losses = rank.workspace(accumulation_of(line), {int64_t(own.next.size())}),
+             sums = rank.workspace(accumulation_of(line), {2});
   perform(TokenLoss{predictions(line, *saved), tensor(losses), !in_single(line)}, "a loss");
   perform(LossSums{tensor(losses), tensor(saved->next.view()), tensor(saved->weights.view()),
                    tensor(sums), !in_single(line)},

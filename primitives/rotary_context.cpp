@@ -4,14 +4,6 @@
 #include "primitives/work.hpp"
 
 namespace shardproof::primitives {
-namespace {
-
-bool in_single(const Case& line) {
-  return line.dtype() != DType::f64 && dtype_from(line.text("acc")) != DType::f64;
-}
-
-}  // namespace
-
 std::optional<Rejected> refused_rotary(const Case& line) {
   if (auto refused = refused_context(line)) return refused;
   const int64_t d = line.at("head_dim"), n = line.at("heads"), tp = line.ranks(Axis::tp);

@@ -1,0 +1,53 @@
+#include "primitives/line.hpp"
+
+#include <utility>
+
+namespace shardproof::primitives {
+
+DType type_of_key(const Case& line, const char* key, DType fallback) {
+  return line.has(key) ? dtype_from(line.text(key)).value_or(fallback) : fallback;
+}
+
+DType accumulation_of(const Case& line) {
+  const bool wide =
+      line.dtype() == DType::f64 || type_of_key(line, "acc", DType::f32) == DType::f64;
+  return wide ? DType::f64 : DType::f32;
+}
+
+bool in_single(const Case& line) { return accumulation_of(line) != DType::f64; }
+
+std::string said(const Case& line, const char* key) {
+  return std::string(key) + "=" + (line.has(key) ? line.text(key) : "");
+}
+
+Refusal when(bool met, std::string expected, std::string what, std::string advice) {
+  if (!met) return {};
+  return Rejected(std::move(expected), std::move(what), std::move(advice));
+}
+
+Refusal undivided(const Case& line, const char* key, int64_t divisor, const std::string& by) {
+  return when(line.at(key) % divisor != 0,
+              std::string(key) + " divisible by " + by + " = " + std::to_string(divisor),
+              said(line, key), "choose a multiple of " + std::to_string(divisor));
+}
+
+Refusal other_axes(const Case& line) {
+  return when(line.ranks(Axis::ep) > 1 || line.ranks(Axis::pp) > 1, "the axes tp, cp and dp only",
+              said(line, "ep") + " " + said(line, "pp"),
+              "there is no expert and no pipeline axis here: leave ep and pp at 1");
+}
+
+Refusal uncut_tokens(const Case& line) {
+  const bool sp = line.on("sp");
+  const int64_t ranks =
+      int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp) * (sp ? line.ranks(Axis::tp) : 1);
+  const int64_t seq = line.at("seq"), batch = line.at("batch");
+  return first_refusal(
+      when(seq == 0 && batch != 1, "seq wherever batch is given", said(line, "batch"),
+           "write seq= and batch=, or tokens="),
+      when(seq > 0 && line.at("tokens") != seq * batch, "tokens = seq*batch", said(line, "tokens"),
+           "leave tokens out, or seq and batch"),
+      undivided(line, seq > 0 ? "seq" : "tokens", ranks, sp ? "dp*cp*tp" : "dp*cp"));
+}
+
+}  // namespace shardproof::primitives

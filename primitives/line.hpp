@@ -1,0 +1,39 @@
+// What primitives read from any case line, and the pieces that refusals of one are made of. All of
+// it follows from the line alone, which is equal on all ranks: ranks refuse alike and before the
+// first call.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "oracle/subject.hpp"
+
+namespace shardproof::primitives {
+
+// The type that a key says; `fallback` where it says none or the contract does not take it.
+DType type_of_key(const Case&, const char* key, DType fallback);
+// In which sums are made: f64 under f64 and acc=f64, else f32.
+DType accumulation_of(const Case&);
+bool in_single(const Case&);  // in f32
+
+std::string said(const Case&, const char* key);  // "tp=4"; "tp=" where the contract has no such key
+
+using Refusal = std::optional<Rejected>;
+
+Refusal when(bool met, std::string expected, std::string what, std::string advice);
+// Unless the divisor, which is called `by`, divides the extent of a key.
+Refusal undivided(const Case&, const char* key, int64_t divisor, const std::string& by);
+Refusal other_axes(const Case&);  // than tp, cp and dp
+// Where tokens, and seq and batch, contradict each other, or dp, cp and (under sp) tp do not cut
+// them: tokens, or seq, dim 0 of [seq, batch, ..].
+Refusal uncut_tokens(const Case&);
+
+// The first refusal that is met.
+template <class... Refusals>
+Refusal first_refusal(Refusals... all) {
+  Refusal found;
+  ((found || !all ? void() : void(found.emplace(*all))), ...);
+  return found;
+}
+
+}  // namespace shardproof::primitives
