@@ -6,10 +6,10 @@
 #include "oracle/case.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 
 #include "oracle/printable.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 
@@ -21,24 +21,7 @@ size_t place_of(const Case& c, std::string_view key) {
   return c.keys.size();
 }
 
-template <class Integer>
-bool whole_number(std::string_view text, Integer& value) {
-  const char* end = text.data() + text.size();
-  auto [last, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc{} && last == end;
-}
-
 std::string shown(std::string_view word) { return telling::in_quotes(word); }
-
-std::vector<std::string_view> split(std::string_view text, char at) {
-  std::vector<std::string_view> parts;
-  for (size_t from = 0; from <= text.size();) {
-    size_t to = std::min(text.find(at, from), text.size());
-    parts.push_back(text.substr(from, to - from));
-    from = to + 1;
-  }
-  return parts;
-}
 
 // Optimal string alignment: insertions, deletions, substitutions, swaps of neighbours.
 size_t edit_distance(std::string_view a, std::string_view b) {
@@ -102,7 +85,7 @@ Mesh Case::mesh() const {
   for (Axis a : Mesh::default_order()) sizes[a] = ranks(a);
   std::vector<Axis> order;
   if (has("order"))
-    for (std::string_view word : split(text("order"), ','))
+    for (const std::string& word : split(text("order"), ','))
       if (auto axis = axis_from(word)) order.push_back(*axis);
   for (Axis a : Mesh::default_order())
     if (std::find(order.begin(), order.end(), a) == order.end()) order.push_back(a);
@@ -150,7 +133,7 @@ int64_t parse_integer(std::string_view key, std::string_view value, int64_t low,
 
 std::vector<int64_t> parse_list(std::string_view key, std::string_view value) {
   std::vector<int64_t> numbers;
-  for (std::string_view word : split(value, ',')) {
+  for (const std::string& word : split(value, ',')) {
     numbers.push_back(0);
     if (!whole_number(word, numbers.back()))
       throw BadInput("key '" + std::string(key) +
@@ -175,6 +158,11 @@ std::string nearest(std::string_view word, const std::vector<std::string>& choic
     if (score < best_score) best = choice, best_score = score;
   }
   return best;
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& choices) {
+  const std::string close = nearest(word, choices);
+  return close.empty() ? "" : "; did you mean '" + close + "'?";
 }
 
 }  // namespace shardproof

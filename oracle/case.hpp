@@ -23,6 +23,8 @@ struct BadInput : std::runtime_error {
 
 class Case;
 
+inline constexpr int most_ranks_of_an_axis = 64;
+
 // What a key of a line may hold. Integer keys have low..high, word keys their choices; a key with
 // neither is free text checked by `valid` (returns what was expected, empty when right). An empty
 // value is legal exactly where the fallback is empty.
@@ -72,5 +74,7 @@ std::string print_canonical(const Case&);  // every key
 int64_t parse_integer(std::string_view key, std::string_view value, int64_t low, int64_t high);
 std::vector<int64_t> parse_list(std::string_view key, std::string_view value);
 std::string nearest(std::string_view word, const std::vector<std::string>& choices);  // "" where none is close
+// "; did you mean 'nearest'?"; "" where none is close.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& choices);
 
 }  // namespace shardproof

@@ -16,15 +16,14 @@
 #include "oracle/comm/ledger.hpp"
 #include "oracle/command.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
 
 namespace {
 
-std::string row(const std::string& title, const std::string& text) {
-  return fmt::format("{:<10} {}\n", title, text);
-}
+using telling::row;
 
 // {0-3}, {0,4}: members with runs of three and more folded.
 std::string braces(const std::vector<int>& members) {

@@ -223,11 +223,6 @@ const std::vector<CommandName>& commands() {
 
 std::string met(const std::string& what) { return fmt::format("met '{}'", what); }
 
-std::string close_to(const std::string& word, const std::vector<std::string>& choices) {
-  std::string close = nearest(word, choices);
-  return close.empty() ? "" : fmt::format("; did you mean '{}'?", close);
-}
-
 std::vector<std::string> command_names() {
   std::vector<std::string> names;
   for (const CommandName& c : commands()) names.push_back(c.name);
@@ -242,7 +237,7 @@ const CommandName& command_of(const std::vector<std::string>& arguments) {
   for (const CommandName& c : commands())
     if (arguments[0] == c.name) return c;
   throw BadInput(fmt::format("command: expected one of {}, {}{}", all, met(arguments[0]),
-                             close_to(arguments[0], command_names())));
+                             did_you_mean(arguments[0], command_names())));
 }
 
 // An option that the command does not take; `run` is told that the line says where it runs.
@@ -257,7 +252,7 @@ void check_option(const std::string& argument, const CommandName& command) {
   bool of_the_line = std::string(command.words) == "LINE" &&
                      (key == "transport" || key == "device" || key == "dtype" || key == "subject");
   std::string close =
-      of_the_line ? fmt::format("; write {}=... in the line", key) : close_to(name, known);
+      of_the_line ? fmt::format("; write {}=... in the line", key) : did_you_mean(name, known);
   throw BadInput(fmt::format(
       "option {}: expected an option of {}, met one that it does not take{}", name, command.name,
       close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));
@@ -413,7 +408,7 @@ void check_dtypes(const std::vector<std::string>& names) {
     bool reserved = d == "e4m3" || d == "e5m2";
     throw BadInput(
         fmt::format("--dtype: expected one of {}, {}{}", joined(known, " "), met(d),
-                    reserved ? ", which is reserved and not there yet" : close_to(d, known)));
+                    reserved ? ", which is reserved and not there yet" : did_you_mean(d, known)));
   }
 }
 
@@ -536,8 +531,6 @@ std::string reason_of_skips(const Report& report) {
     return "";
   return fmt::format("{}: {}", report.cases[0].lane, report.cases[0].checks[0].note);
 }
-
-constexpr int most_ranks_of_an_axis = 64;
 
 // The registry narrowed to the structure of --model; empty where that is not given.
 std::optional<ModelGate> model_of(const Words& words, Options& options, const Registry& registry) {

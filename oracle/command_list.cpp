@@ -162,10 +162,9 @@ std::vector<std::string> all_names(const Registry& registry) {
 }
 
 [[noreturn]] void nothing_named(const Registry& registry, const std::string& pattern) {
-  std::string close = nearest(pattern, all_names(registry));
   throw BadInput(fmt::format(
       "pattern '{}': expected part of a name that `list` shows, met one that selects nothing{}",
-      pattern, close.empty() ? "" : fmt::format("; did you mean '{}'?", close)));
+      pattern, did_you_mean(pattern, all_names(registry))));
 }
 
 // check -> rank counts on which a case of tier ci asks it of the default subject.

@@ -9,13 +9,12 @@
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/printable.hpp"
+#include "oracle/report_parts.hpp"
 
 namespace shardproof {
 namespace {
 
-std::string row(const std::string& title, const std::string& text) {
-  return fmt::format("{:<10} {}\n", title, text);
-}
+using telling::row;
 
 std::string subject_of(const Sighting& s) { return s.of + s.finding.tensor; }
 

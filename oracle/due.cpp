@@ -13,19 +13,10 @@
 #include "oracle/device.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/run.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 namespace {
-
-template <class T>
-bool contains(const std::vector<T>& list, const T& word) {
-  return std::find(list.begin(), list.end(), word) != list.end();
-}
-
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
-  const std::string close = nearest(word, known);
-  return close.empty() ? "" : fmt::format(", did you mean '{}'", close);
-}
 
 std::string called(const std::string& contract, const std::string& subject) {
   return subject.empty() ? contract : fmt::format("{} subject={}", contract, subject);

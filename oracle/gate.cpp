@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <limits>
 #include <list>
@@ -14,6 +13,7 @@
 #include <sstream>
 
 #include "oracle/abilities.hpp"
+#include "oracle/clock.hpp"
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/cost.hpp"
@@ -26,19 +26,12 @@
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-bool contains(const std::vector<std::string>& list, const std::string& word) {
-  return std::find(list.begin(), list.end(), word) != list.end();
-}
-
-std::vector<std::string> split(const std::string& text, char at) {
+std::vector<std::string> trimmed_words(const std::string& text, char at) {
   std::vector<std::string> parts;
   std::istringstream in(text);
   for (std::string part; std::getline(in, part, at);) {
@@ -68,25 +61,21 @@ std::vector<Pattern> parse_patterns(const Options& options, const Registry& regi
   for (const Contract& c : registry.contracts())
     for (const Key& k : keys_of(c)) keys.insert(k.name);
   for (const std::string& argument : options.patterns) {
-    const auto words = split(argument, ' ');
+    const auto words = trimmed_words(argument, ' ');
     if (words.empty())
       throw BadInput(fmt::format("PATTERN: expected a contract, a family or key=value, met '{}'; leave it out to judge everything", argument));
     for (const std::string& word : words) {
       const size_t eq = word.find('=');
       if (eq == std::string::npos) {
-        if (!contains(known, word)) {
-          const std::string close = nearest(word, known);
-          throw BadInput(fmt::format("PATTERN: expected a contract, a family or key=value, met '{}'{}; `shardproof list` names them", word,
-                                     close.empty() ? "" : ", did you mean '" + close + "'"));
-        }
+        if (!contains(known, word))
+          throw BadInput(fmt::format("PATTERN: expected a contract, a family or key=value, as `shardproof list` names them, met '{}'{}", word,
+                                     did_you_mean(word, known)));
         patterns.push_back({word, {}});
         continue;
       }
       const std::string key = word.substr(0, eq);
-      if (!keys.contains(key)) {
-        const std::string close = nearest(key, {keys.begin(), keys.end()});
-        throw BadInput(fmt::format("{}: no contract takes this key{}", key, close.empty() ? "" : "; did you mean '" + close + "'"));
-      }
+      if (!keys.contains(key))
+        throw BadInput(fmt::format("{}: no contract takes this key{}", key, did_you_mean(key, {keys.begin(), keys.end()})));
       if (patterns.empty()) patterns.push_back({});
       const std::string value = word.substr(eq + 1);
       patterns.back().words.emplace_back(key, key == "subject" && value == "ours" ? "" : value);
@@ -137,17 +126,13 @@ bool within(const Options& o, const Case& line) {
 
 void check_names(const Options& options) {
   const std::vector<std::string> tiers{"smoke", "ci", "nightly"};
-  if (!contains(tiers, options.tier)) {
-    const std::string close = nearest(options.tier, tiers);
-    throw BadInput(fmt::format("--tier: expected smoke, ci or nightly, met '{}'{}", options.tier, close.empty() ? "" : "; did you mean '" + close + "'"));
-  }
+  if (!contains(tiers, options.tier))
+    throw BadInput(fmt::format("--tier: expected smoke, ci or nightly, met '{}'{}", options.tier, did_you_mean(options.tier, tiers)));
   std::vector<std::string> names;
   for (const std::string& lane : lane_names()) names.push_back(lane);
   for (const std::string& t : options.transports)
-    if (!contains(names, t)) {
-      const std::string close = nearest(t, names);
-      throw BadInput(fmt::format("--transport: expected one of {}, met '{}'{}", joined(names, " "), t, close.empty() ? "" : "; did you mean '" + close + "'"));
-    }
+    if (!contains(names, t))
+      throw BadInput(fmt::format("--transport: expected one of {}, met '{}'{}", joined(names, " "), t, did_you_mean(t, names)));
   for (const std::string& d : options.devices)
     if (d != "host" && d != "cuda") throw BadInput(fmt::format("--device: expected host or cuda, met '{}'", d));
   for (const std::string& c : options.checks) check_named(c);
@@ -157,10 +142,9 @@ void check_names(const Options& options) {
     const std::string transport = lane.substr(0, lane.find('.'));
     const std::string rest = lane.find('.') == std::string::npos ? "" : lane.substr(lane.find('.') + 1);
     const bool number = rest.size() > 2 && rest.starts_with("np") && rest[2] != '0' && rest.find_first_not_of("0123456789", 2) == std::string::npos;
-    if (!contains(names, transport) || (lane != transport && !number)) {
-      const std::string close = nearest(transport, names);
-      throw BadInput(fmt::format("--require: expected a lane such as processes.np4 or mpi, met '{}'{}", lane, close.empty() || close == transport ? "" : "; did you mean '" + close + "'"));
-    }
+    const bool known = contains(names, transport);
+    if (!known || (lane != transport && !number))
+      throw BadInput(fmt::format("--require: expected a lane such as processes.np4 or mpi, met '{}'{}", lane, known ? "" : did_you_mean(transport, names)));
   }
 }
 
@@ -222,7 +206,7 @@ class Planner {
     };
     for (const std::string& argument : options_.patterns) {
       some.patterns.emplace_back();
-      for (const std::string& word : split(argument, ' ')) {
+      for (const std::string& word : trimmed_words(argument, ' ')) {
         some.patterns.back() += " " + word;
         if (empties(word)) return told(word);
       }
@@ -335,7 +319,7 @@ class Planner {
       for (const Control& control : registry_.controls()) {
         // A twin is a kernel of the host or of a device.
         if (control.contract != c.name || (device == "cuda") != on_device(control, registry_)) continue;
-        const auto expected = split(control.check, ',');
+        const auto expected = trimmed_words(control.check, ',');
         if (!options_.checks.empty() && std::none_of(expected.begin(), expected.end(), [&](const auto& e) { return contains(options_.checks, e); })) continue;
         Case line = parse(control.witness, registry_);
         line.set("transport", transport);
@@ -360,7 +344,7 @@ class Planner {
       Due d;
       d.what = Due::named_control;
       d.control = line.text("control");
-      d.checks = split(registry_.control(c.name, d.control).check, ',');
+      d.checks = trimmed_words(registry_.control(c.name, d.control).check, ',');
       d.lane = lane_of(line);
       d.illegal = illegal(c, line);
       d.line = std::move(line);
@@ -642,6 +626,7 @@ class Gate {
   void judge_side_by_side(const std::vector<Due>& due, const std::vector<Due>& local) {
     struct Keeper final : ResultSink {
       explicit Keeper(Gate& g) : gate(g) {}
+      using ResultSink::put;
       void put(const CaseResult& r) override { gate.keep(r); }
       void put(const ControlResult& r) override { gate.keep(r); }
       Gate& gate;
@@ -780,7 +765,7 @@ class Gate {
     out.imitates = named.imitates;
     describe(out, d.line, c, d.lane);
     out.seconds = broken.result.seconds;
-    conclude(out, broken, healthy, {split(named.check, ','), split(named.silent, ','), named.alone});
+    conclude(out, broken, healthy, {trimmed_words(named.check, ','), trimmed_words(named.silent, ','), named.alone});
     keep(std::move(out));
   }
 

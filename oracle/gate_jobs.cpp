@@ -13,110 +13,41 @@
 #include <cstring>
 #include <new>
 #include <span>
-#include <type_traits>
 
 #include "oracle/comm/door.hpp"
+#include "oracle/fields.hpp"
 
 namespace shardproof {
-namespace {
-
-// One list of fields for both directions.
-template <class A>
-void fields(A& a, Finding& f) {
-  a(f.check, f.tensor, f.message, f.means, f.where, f.index, f.rank, f.ranks, f.numeric, f.got, f.want, f.error, f.bound, f.ratio, f.wrong,
+template <class Both>
+static void fields(Both& both, Finding& f) {
+  both(f.check, f.tensor, f.message, f.means, f.where, f.index, f.rank, f.ranks, f.numeric, f.got, f.want, f.error, f.bound, f.ratio, f.wrong,
     f.compared, f.pattern, f.holders);
 }
-template <class A>
-void fields(A& a, CheckResult& c) {
-  a(c.check, c.verdict, c.ratio, c.exact, c.compared, c.note, c.findings, c.rank, c.index, c.where, c.bound);
+template <class Both>
+static void fields(Both& both, CheckResult& c) {
+  both(c.check, c.verdict, c.ratio, c.exact, c.compared, c.note, c.findings, c.rank, c.index, c.where, c.bound);
 }
-template <class A>
-void fields(A& a, CaseResult& c) {
-  a(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds, c.steady_known, c.steady, c.calls, c.bytes);
+template <class Both>
+static void fields(Both& both, CaseResult& c) {
+  both(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds, c.steady_known, c.steady, c.calls, c.bytes);
 }
-template <class A>
-void fields(A& a, Catch& c) {
-  a(c.check, c.ratio, c.margin, c.exact);
+template <class Both>
+static void fields(Both& both, Catch& c) {
+  both(c.check, c.ratio, c.margin, c.exact);
 }
-template <class A>
-void fields(A& a, ControlResult& c) {
-  a(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.ratio,
+template <class Both>
+static void fields(Both& both, ControlResult& c) {
+  both(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.ratio,
     c.margin, c.exact, c.bound, c.rank, c.where, c.index, c.seconds, c.catches);
 }
+template <class Both>
+static void fields(Both& both, SelfVerdict& v) {
+  both(v.name, v.planted, v.failure);
+}
 
-class Writer {
- public:
-  template <class... T>
-  void operator()(T&... values) {
-    (put(values), ...);
-  }
-  std::vector<std::byte> bytes;
+namespace {
 
- private:
-  void raw(const void* p, size_t n) {
-    const auto* b = static_cast<const std::byte*>(p);
-    bytes.insert(bytes.end(), b, b + n);
-  }
-  template <class T>
-  void put(T& v) {
-    if constexpr (std::is_trivially_copyable_v<T>)
-      raw(&v, sizeof v);
-    else
-      fields(*this, v);
-  }
-  void put(std::string& s) {
-    uint64_t n = s.size();
-    raw(&n, sizeof n);
-    raw(s.data(), n);
-  }
-  template <class T>
-  void put(std::vector<T>& list) {
-    uint64_t n = list.size();
-    raw(&n, sizeof n);
-    for (T& v : list) put(v);
-  }
-};
-
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> in) : in_(in) {}
-  template <class... T>
-  void operator()(T&... values) {
-    (get(values), ...);
-  }
-
- private:
-  void raw(void* p, size_t n) {
-    if (n > in_.size()) throw Infrastructure("a job of the gate sent a result that is not whole");
-    if (n > 0) std::memcpy(p, in_.data(), n);
-    in_ = in_.subspan(n);
-  }
-  uint64_t length() {
-    uint64_t n;
-    raw(&n, sizeof n);
-    if (n > in_.size()) throw Infrastructure("a job of the gate sent a result that is not whole");
-    return n;
-  }
-  template <class T>
-  void get(T& v) {
-    if constexpr (std::is_trivially_copyable_v<T>)
-      raw(&v, sizeof v);
-    else
-      fields(*this, v);
-  }
-  void get(std::string& s) {
-    s.resize(length());
-    raw(s.data(), s.size());
-  }
-  template <class T>
-  void get(std::vector<T>& list) {
-    list.resize(length());
-    for (T& v : list) get(v);
-  }
-  std::span<const std::byte> in_;
-};
-
-enum Kind : uint32_t { a_case, a_control, finished, failed };
+enum Kind : uint32_t { a_case, a_control, a_verdict, finished, failed };
 struct Head {
   Kind kind;
   uint64_t bytes;
@@ -156,13 +87,14 @@ class PipeSink final : public ResultSink {
   explicit PipeSink(int fd) : fd_(fd) {}
   void put(const CaseResult& r) override { write(a_case, r); }
   void put(const ControlResult& r) override { write(a_control, r); }
+  void put(const SelfVerdict& v) override { write(a_verdict, v); }
 
  private:
   template <class T>
-  void write(Kind kind, T result) {
-    Writer w;
-    fields(w, result);
-    send(fd_, kind, w.bytes);
+  void write(Kind kind, const T& result) {
+    ByteWriter w;
+    w(result);
+    send(fd_, kind, w.out);
   }
   int fd_;
 };
@@ -185,21 +117,28 @@ struct Running {
   ::_exit(0);
 }
 
+template <class T>
+void hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
+  T result;
+  ByteReader r(bytes);
+  r(result);
+  results.put(result);
+} catch (const Truncated&) {
+  throw Infrastructure("a job of the gate sent a result that is not whole");
+}
+
 // False: the part is through.
 bool receive(const Running& part) {
   Head head;
   if (!read_all(part.fd, &head, sizeof head)) throw Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through", part.pid));
   std::vector<std::byte> bytes(head.bytes);
   if (!read_all(part.fd, bytes.data(), bytes.size())) throw Infrastructure("a job of the gate ended in the middle of a result");
-  Reader r(bytes);
   if (head.kind == a_case) {
-    CaseResult c;
-    fields(r, c);
-    part.results->put(c);
+    hand_on<CaseResult>(bytes, *part.results);
   } else if (head.kind == a_control) {
-    ControlResult c;
-    fields(r, c);
-    part.results->put(c);
+    hand_on<ControlResult>(bytes, *part.results);
+  } else if (head.kind == a_verdict) {
+    hand_on<SelfVerdict>(bytes, *part.results);
   } else if (head.kind == failed) {
     throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }

@@ -4,16 +4,25 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "oracle/verdict.hpp"
 
 namespace shardproof {
 
+// Of a fault that is planted in the judge, or of a transport's own test.
+struct SelfVerdict {
+  std::string name;
+  bool planted = false;
+  std::string failure;  // "" it is as it should be
+};
+
 struct ResultSink {
   virtual ~ResultSink() = default;
-  virtual void put(const CaseResult&) = 0;
-  virtual void put(const ControlResult&) = 0;
+  virtual void put(const CaseResult&) {}
+  virtual void put(const ControlResult&) {}
+  virtual void put(const SelfVerdict&) {}
 };
 
 // What a process of its own does, and who is given what it finds.

@@ -3,18 +3,14 @@
 #include "oracle/memory_watch.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <string>
 
+#include "oracle/clock.hpp"
 #include "oracle/comm/door.hpp"
 
 namespace shardproof {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Resident {
   int64_t now = 0, highest = 0;

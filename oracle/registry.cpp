@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <iterator>
 #include <sstream>
 #include <utility>
@@ -18,19 +17,13 @@
 #include "oracle/comm/world.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/printable.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 
 namespace {
 
-constexpr int most_ranks_of_an_axis = 64;
-
 std::string shown(std::string_view word) { return telling::in_quotes(word); }
-
-std::string did_you_mean(std::string_view word, const std::vector<std::string>& choices) {
-  std::string close = nearest(word, choices);
-  return close.empty() ? "" : fmt::format("; did you mean '{}'?", close);
-}
 
 template <class Named>
 std::vector<std::string> names_of(const std::vector<Named>& all, const std::string& contract) {
@@ -136,12 +129,6 @@ std::vector<std::string> Registry::families() const {
 
 namespace {
 
-template <class Integer>
-bool whole_number(std::string_view text, Integer& value) {
-  auto [last, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && last == text.data() + text.size();
-}
-
 std::string expected_seed(std::string_view value) {
   uint64_t seed = 0;
   return whole_number(value, seed) ? "" : "an integer from 0 to 18446744073709551615";
@@ -159,19 +146,9 @@ std::vector<std::string> axis_names() {
   return names;
 }
 
-std::vector<std::string> comma_separated(std::string_view value) {
-  std::vector<std::string> words(1);
-  for (char c : value)
-    if (c == ',')
-      words.emplace_back();
-    else
-      words.back() += c;
-  return words;
-}
-
 std::string expected_order(std::string_view value) {
   std::vector<std::string> seen;
-  for (const std::string& word : comma_separated(value)) {
+  for (const std::string& word : split(value, ',')) {
     bool again = std::find(seen.begin(), seen.end(), word) != seen.end();
     if (!axis_from(word) || again)
       return "each axis at most once, fastest first, such as cp,tp (axes: " +
@@ -183,7 +160,7 @@ std::string expected_order(std::string_view value) {
 
 // Axes that are left out follow in the default order.
 std::string whole_order(std::string_view value) {
-  std::vector<std::string> order = comma_separated(value);
+  std::vector<std::string> order = split(value, ',');
   for (const std::string& axis : axis_names())
     if (std::find(order.begin(), order.end(), axis) == order.end()) order.push_back(axis);
   return joined(order, ",");

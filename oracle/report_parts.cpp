@@ -1,12 +1,14 @@
 // Words for numbers and sums by family and lane: computed once, told in every form of the report.
 #include "oracle/report_parts.hpp"
-#include "oracle/joined.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+
+#include "oracle/checks/judging.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof::telling {
 
@@ -61,18 +63,7 @@ std::pair<std::string, std::string> distinguished(double got, double want) {
 
 std::string ranks(const std::vector<int>& given) {
   const std::set<int> sorted(given.begin(), given.end());
-  std::vector<std::string> runs;
-  for (auto first = sorted.begin(); first != sorted.end();) {
-    int last = *first;
-    auto next = std::next(first);
-    while (next != sorted.end() && *next == last + 1) last = *next++;
-    if (last - *first >= 2)
-      runs.push_back(fmt::format("{}-{}", *first, last));
-    else
-      for (int r = *first; r <= last; r++) runs.push_back(std::to_string(r));
-    first = next;
-  }
-  return (sorted.size() == 1 ? "rank " : "ranks ") + joined(runs);
+  return judging::ranks_text(std::vector<int>(sorted.begin(), sorted.end()), 0);
 }
 
 bool is_numeric(const CheckResult& c) {

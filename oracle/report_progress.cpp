@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
+#include "oracle/clock.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 
@@ -17,10 +17,6 @@ namespace {
 constexpr double redraw_seconds = 0.1, line_seconds = 10;
 constexpr int narrowest_terminal = 79;  // a wrapped line could not be drawn over
 constexpr int most_blocks = 20;         // in full; those behind them have one line each
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::string duration(double s) {
   if (s < 60) return fmt::format("{:.0f} s", s);
@@ -45,7 +41,7 @@ class TerminalProgress : public Progress {
         program_(std::move(program)),
         terminal_(terminal),
         colour_(wants_colour(terminal)),
-        clock_(clock ? std::move(clock) : steady_seconds) {
+        clock_(clock ? std::move(clock) : now) {
     start_ = last_ = clock_();
   }
   ~TerminalProgress() override { wipe(); }

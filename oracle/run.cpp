@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -17,6 +16,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/pairing.hpp"
+#include "oracle/clock.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
@@ -26,10 +26,6 @@
 
 namespace shardproof {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // The line without what the reference cannot see.
 std::string seen_by_reference(const Case& line) {

@@ -25,16 +25,13 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A planted fault's name and what was wrong with its verdict, "" where nothing was. A verdict of
-// kind `transport` is of the transports' own test.
 struct Verdicts final : ResultSink {
   explicit Verdicts(SelfResult& r) : result(r) {}
-  void put(const CaseResult&) override {}
-  void put(const ControlResult& verdict) override {
-    const bool planted = verdict.kind.empty();
-    result.planted += planted;
-    result.named += planted && verdict.reason.empty();
-    if (!verdict.reason.empty()) result.failures.push_back(verdict.name + ": " + verdict.reason);
+  using ResultSink::put;
+  void put(const SelfVerdict& v) override {
+    result.planted += v.planted;
+    result.named += v.planted && v.failure.empty();
+    if (!v.failure.empty()) result.failures.push_back(v.name + ": " + v.failure);
     result.seconds = std::max(result.seconds, seconds_since(begin));
   }
   SelfResult& result;
@@ -44,10 +41,7 @@ struct Verdicts final : ResultSink {
 void plant(const std::vector<Planted>& planted, Turns& turns, ResultSink& sink) {
   for (size_t i; (i = turns.next()) < planted.size();) {
     if (interrupted()) break;  // what it would find then is the interruption
-    ControlResult verdict;
-    verdict.name = planted[i].name;
-    verdict.reason = planted[i].plant();
-    sink.put(verdict);
+    sink.put(SelfVerdict{planted[i].name, true, planted[i].plant()});
   }
 }
 
@@ -64,14 +58,9 @@ void test_transports(const Options& options, const Lanes& lanes, Worlds& worlds,
     const double deadline = transport == "nccl" ? device_deadline_seconds : case_deadline_seconds;
     const SelfTestResult t =
         transport_self_test(worlds.get(transport, ranks), options.tier == "nightly", deadline);
-    ControlResult verdict;
-    verdict.kind = "transport";
-    verdict.name = fmt::format("transport {}.np{}", transport, ranks);
-    if (t.failures.empty()) sink.put(verdict);
-    for (const std::string& failure : t.failures) {
-      verdict.reason = failure;
-      sink.put(verdict);
-    }
+    const std::string name = fmt::format("transport {}.np{}", transport, ranks);
+    if (t.failures.empty()) sink.put(SelfVerdict{name, false, ""});
+    for (const std::string& failure : t.failures) sink.put(SelfVerdict{name, false, failure});
   }
 }
 

@@ -22,9 +22,8 @@ const Check& check_named(const std::string& name) {
   }
   std::string known;
   for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
-  const std::string close = nearest(name, names);
   throw BadInput("check: expected one of " + known + ", met '" + name + "'" +
-                 (close.empty() ? "" : "; did you mean " + close + "?"));
+                 did_you_mean(name, names));
 }
 
 }  // namespace shardproof

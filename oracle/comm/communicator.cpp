@@ -55,13 +55,6 @@ namespace {
 using Shape = std::vector<int64_t>;
 using Bytes = std::vector<std::byte>;
 
-void fill_with_poison(const View& v) {
-  const uint64_t bits = poison_bits(v.dtype);
-  const size_t size = size_of(v.dtype);
-  for (int64_t i = 0, n = v.elements(); i < n; ++i)
-    std::memcpy(v.data + size_t(i) * size, &bits, size);  // little-endian: the low bytes
-}
-
 struct Range {
   const std::byte *first, *end;
 };

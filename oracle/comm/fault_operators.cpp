@@ -84,12 +84,6 @@ bool holds(const View& v, const Bytes& b) {
 std::byte* element(const View& v, int64_t i) { return v.data + i * int64_t(size_of(v.dtype)); }
 double value(const View& v, int64_t i) { return load(element(v, i), v.dtype); }
 
-void fill_with_poison(const View& v) {
-  const uint64_t bits = poison_bits(v.dtype);
-  for (int64_t i = 0, n = v.elements(); i < n; ++i)
-    std::memcpy(element(v, i), &bits, size_of(v.dtype));
-}
-
 struct Range {
   int64_t first = 0, count = 0;
 };

@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 
 #include "oracle/case.hpp"
 #include "oracle/comm/fault_steps.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 namespace {
@@ -47,12 +47,6 @@ namespace {
                   "such as skip@backward.tp.1 or scale_p@forward.cp.*@rank2",
                   expected, met));
 }
-std::optional<int> whole_number(std::string_view text) {
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return n;
-}
 Phase parse_phase(std::string_view text) {
   for (Phase p : {Phase::init, Phase::forward, Phase::backward, Phase::finish})
     if (text == name(p)) return p;
@@ -60,14 +54,16 @@ Phase parse_phase(std::string_view text) {
 }
 int parse_number(std::string_view text) {
   if (text == "*") return 0;
-  const auto n = whole_number(text);
-  if (!n || *n < 1) refuse("the number of a call, from 1, or * for every one", text);
-  return *n;
+  int n = 0;
+  if (!whole_number(text, n) || n < 1)
+    refuse("the number of a call, from 1, or * for every one", text);
+  return n;
 }
 int parse_rank(std::string_view text) {
-  const auto n = text.starts_with("rank") ? whole_number(text.substr(4)) : std::nullopt;
-  if (!n || *n < 0) refuse("one rank as rankR with R from 0", text);
-  return *n;
+  int n = -1;
+  if (!text.starts_with("rank") || !whole_number(text.substr(4), n) || n < 0)
+    refuse("one rank as rankR with R from 0", text);
+  return n;
 }
 
 }  // namespace

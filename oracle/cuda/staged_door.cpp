@@ -36,12 +36,6 @@ View pinned(const View& like, std::byte* memory) {
   return view_of(memory, like.dtype, like.shape, Space::pinned);
 }
 
-void poison(const View& v) {
-  const uint64_t bits = poison_bits(v.dtype);
-  for (int64_t i = 0, size = int64_t(size_of(v.dtype)); i < v.elements(); ++i)
-    std::memcpy(v.data + i * size, &bits, size_t(size));  // little-endian: the low bytes
-}
-
 bool moves_device_memory(const View& in, const View& out) {
   return in.space == Space::device || out.space == Space::device;
 }
@@ -93,7 +87,7 @@ Ticket StagedDoor::start(const Call& call, const View& in, const View& out, Stre
   if (!in_place) {
     flight->out = block(size_t(out.bytes()));
     flight->received = pinned(out, flight->out->memory);
-    poison(flight->received);
+    fill_with_poison(flight->received);
   }
   device_.synchronise(stream);
   const Ticket t = next_.start(call, sent, flight->received, nullptr);

@@ -12,7 +12,9 @@
 
 #include "oracle/case.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/json.hpp"
 #include "oracle/printable.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof::digest {
 namespace {
@@ -101,15 +103,8 @@ class LineReader {
       if (error != std::errc{} || last != end) refuse(w, "32 hex digits");
     }
   }
-  static std::vector<std::string> split(const std::string& text) {
-    std::vector<std::string> parts;
-    std::istringstream in(text);
-    for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
-    if (text.empty() || text.back() == ',') parts.emplace_back();
-    return parts;
-  }
   void axes(const Word& w, LogLine& r) const {
-    for (const std::string& part : split(w.value)) {
+    for (const std::string& part : split(w.value, ',')) {
       const size_t colon = part.find(':');
       const std::string kind = colon == std::string::npos ? "" : part.substr(colon + 1);
       if (colon == 0 || (kind != "S" && kind != "I" && kind != "D"))
@@ -119,7 +114,7 @@ class LineReader {
   }
   void place(const Word& w, LogLine& r) const {
     size_t column = w.column;
-    for (const std::string& part : split(w.value)) {
+    for (const std::string& part : split(w.value, ',')) {
       r.place.push_back(integer({column, part}, "a rank on each axis, such as 3,0"));
       column += part.size() + 1;
     }
@@ -523,19 +518,6 @@ std::string files_text(const std::vector<Log>& logs) {
   return text;
 }
 
-std::string quoted(const std::string& text) {
-  std::string q = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\')
-      q += std::string("\\") + c;
-    else if (static_cast<unsigned char>(c) < 0x20)
-      q += fmt::format("\\u{:04x}", int(c));
-    else
-      q += c;
-  }
-  return q + "\"";
-}
-
 }  // namespace
 
 bool LogLine::comparable_with(const LogLine& o) const {
@@ -736,8 +718,8 @@ std::string log_text(const LogReport& r, const std::vector<Log>& logs) {
 std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
   const LogFinding* f = r.findings.empty() ? nullptr : &r.findings[0];
   std::vector<std::string> notes, paths;
-  for (const std::string& n : r.notes) notes.push_back(quoted(n));
-  for (const Log& l : logs) paths.push_back(quoted(l.path));
+  for (const std::string& n : r.notes) notes.push_back(json_text(n));
+  for (const Log& l : logs) paths.push_back(json_text(l.path));
   auto known = [&](const std::string& value) { return f ? value : std::string("null"); };
   const LogFinding none, &g = f ? *f : none;
   return fmt::format(
@@ -749,9 +731,9 @@ std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
       f       ? "true"
       : r.cut ? "null"
               : "false",
-      known(std::to_string(g.step)), known(quoted(g.phase)),
-      known(quoted(g.tensor)), g.rank.empty() ? "null" : quoted(g.rank), known(quoted(g.what)),
-      known(quoted(g.means)), r.findings.size(), r.steps, joined(notes, ", "));
+      known(std::to_string(g.step)), known(json_text(g.phase)),
+      known(json_text(g.tensor)), g.rank.empty() ? "null" : json_text(g.rank), known(json_text(g.what)),
+      known(json_text(g.means)), r.findings.size(), r.steps, joined(notes, ", "));
 }
 
 }  // namespace shardproof::digest

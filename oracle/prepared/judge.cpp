@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -11,6 +10,7 @@
 
 #include "oracle/checks/patterns.hpp"
 #include "oracle/checks/pieces.hpp"
+#include "oracle/clock.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
@@ -33,10 +33,6 @@ using tensors::SafetensorsFile;
 struct Unanswered : BadInput {
   using BadInput::BadInput;
 };
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& expected,
                          const std::string& met) {
@@ -269,10 +265,9 @@ class Opened {
       });
     for (const FileTensor* t : answer->tensors()) {
       if (known.contains(t->name) || is_running_sum(t->name)) continue;
-      const std::string close = nearest(t->name, {known.begin(), known.end()});
       refuse(answer->path_of(t->name), "the names that case.json gives",
              fmt::format("tensor {}{}", in_quotes(t->name),
-                         close.empty() ? "" : fmt::format("; did you mean '{}'?", close)));
+                         did_you_mean(t->name, {known.begin(), known.end()})));
     }
     out_.push_back(std::move(answer));
   }

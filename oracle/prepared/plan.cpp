@@ -13,13 +13,10 @@
 #include "oracle/drawn.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/run.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof::prepared {
 namespace {
-
-bool contains(const std::vector<std::string>& list, const std::string& word) {
-  return std::find(list.begin(), list.end(), word) != list.end();
-}
 
 // Why files cannot answer a check; "" where they can.
 std::string why_not(const std::string& check) {

@@ -1066,7 +1066,7 @@ TEST(Checks, OrderAndLetters) {
     check_named("gradients");
     FAIL() << "expected BadInput";
   } catch (const BadInput& e) {
-    EXPECT_NE(std::string(e.what()).find("did you mean gradient"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("did you mean 'gradient'?"), std::string::npos) << e.what();
   }
 }
 

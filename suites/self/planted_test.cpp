@@ -51,8 +51,8 @@ TEST(PlantedFaults, AreToldByEveryGate) {
 
 TEST(Turns, GiveEachNumberOnceAcrossProcesses) {
   struct Numbers final : ResultSink {
+    using ResultSink::put;
     void put(const CaseResult& r) override { found.insert(r.calls); }
-    void put(const ControlResult&) override {}
     std::multiset<int64_t> found;
   };
   const auto numbers = std::make_shared<Numbers>();
