@@ -214,8 +214,37 @@ Finding difference(const Evidence& e, const ByteResult& got, const ByteResult& w
   return f;
 }
 
+namespace {
+
+// Of the ranks on which a tensor differs those that hold the element that is shown, and differ
+// there.
+std::vector<int> holders_of(const Evidence& e, const Steps& s, const Finding& f, int operand,
+                            bool gradient) {
+  if (!f.numeric) return {};
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = result_layout(o, gradient);
+  const auto shape = whole_shape(o.shape, layout, e.mesh);
+  int64_t at = 0;
+  for (size_t d = 0; d < shape.size(); ++d) at = at * shape[d] + f.index[d];
+  std::vector<int> holders;
+  for (const int r : f.ranks) {
+    const ResultTensor* got = e.result(r, s.shot_got, s.step_got, operand, gradient);
+    const ResultTensor* want = e.result(r, s.shot_want, s.step_want, operand, gradient);
+    const auto own = whole_indices(o.shape, layout, e.mesh, r);
+    const auto place = std::find(own.begin(), own.end(), at);
+    if (!got || !want || place == own.end()) continue;
+    const size_t size = size_of(want->dtype), byte = size_t(place - own.begin()) * size;
+    if (std::memcmp(got->bytes.data() + byte, want->bytes.data() + byte, size) != 0)
+      holders.push_back(r);
+  }
+  return holders;
+}
+
+}  // namespace
+
 Agreement same_results(const Evidence& e, const Steps& s) {
   Agreement a;
+  std::vector<std::pair<int, bool>> of;  // operand and whether its gradient, by finding
   for (int r = 0; r < e.mesh.world(); ++r)
     for (const ResultTensor& want : e.record(r, s.shot_want).results) {
       if (want.step != s.step_want) continue;
@@ -237,6 +266,7 @@ Agreement same_results(const Evidence& e, const Steps& s) {
                                 [&](const Finding& k) { return k.tensor == f.tensor; });
       if (known == a.findings.end()) {
         a.findings.push_back(std::move(f));
+        of.emplace_back(want.operand, want.gradient);
         continue;
       }
       f.ranks.insert(f.ranks.begin(), known->ranks.begin(), known->ranks.end());
@@ -246,6 +276,8 @@ Agreement same_results(const Evidence& e, const Steps& s) {
       else
         known->ranks = f.ranks, known->wrong = f.wrong, known->compared = f.compared;
     }
+  for (size_t i = 0; i < of.size(); ++i)
+    a.findings[i].holders = holders_of(e, s, a.findings[i], of[i].first, of[i].second);
   return a;
 }
 

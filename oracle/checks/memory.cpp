@@ -67,7 +67,7 @@ Finding finding_of(const Evidence& e, const std::string& shot, const MemoryFindi
   if (shot != "base") f.message += " (in '" + shot + "')";
   f.means = word.means;
   f.rank = rank;
-  f.ranks = {rank};
+  f.ranks = f.holders = {rank};
   f.wrong = m.what == "unwritten" ? m.count : 0;
   f.ratio = std::numeric_limits<double>::infinity();
   locate(e, m, rank, f);
@@ -91,6 +91,8 @@ CheckResult judge(const Evidence& e) {
           findings.push_back(finding_of(e, e.shots[s].name, m, r));
         } else if (Finding& f = findings[size_t(known - kinds.begin())]; f.ranks.back() != r) {
           f.ranks.push_back(r);
+          // The element that is shown may be on some of them only.
+          if (finding_of(e, "", m, r).where == f.where) f.holders.push_back(r);
         }
       }
     }

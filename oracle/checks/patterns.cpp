@@ -33,13 +33,19 @@ std::set<int> wrong_ranks(const Wrongness& w) {
   return ranks;
 }
 
-bool replicated(const Wrongness& w) {
-  for (const auto& [axis, p] : w.layout)
-    if ((p.kind == Placement::invariant || p.kind == Placement::replicate) &&
-        w.mesh->size(axis) > 1)
-      return true;
-  return false;
+// Along which there are copies: "cp", "tp*cp"; and how many of an element.
+std::pair<std::string, int> copies(const Wrongness& w) {
+  std::pair<std::string, int> found{"", 1};
+  for (const auto& [axis, p] : w.layout) {
+    const bool copied = p.kind == Placement::invariant || p.kind == Placement::replicate;
+    if (!copied || w.mesh->size(axis) == 1) continue;
+    found.first += (found.first.empty() ? "" : "*") + std::string(name(axis));
+    found.second *= w.mesh->size(axis);
+  }
+  return found;
 }
+
+bool replicated(const Wrongness& w) { return copies(w).second > 1; }
 
 // ---- where ----
 
@@ -197,9 +203,14 @@ Pattern content(const Wrongness& w) {
     return {fmt::format("x {}{}", factor_text(f), is.empty() ? "" : " = " + is),
             factor_means(f, *w.mesh)};
   }
-  if (!cut(w) && own_parts(w))
-    return {"each rank holds its own part",
-            "the parts of the ranks add up to the truth: the reduction is missing"};
+  if (!cut(w) && own_parts(w)) {
+    const auto [axes, n] = copies(w);
+    const bool of_every_rank = n == w.mesh->world();
+    return {of_every_rank ? "each rank holds its own part"
+                          : "each copy along " + axes + " is its rank's own part",
+            fmt::format("the parts of the ranks {}add up to the truth: the reduction is missing",
+                        of_every_rank ? "" : "along " + axes + " ")};
+  }
   if (!cut(w) && permuted(w))
     return {"values of the truth from other places",
             "blocks that went to the wrong owner, or were put together in the wrong order"};

@@ -318,6 +318,18 @@ TEST(Patterns, EachRankItsOwnPart) {
   EXPECT_NE(r.findings[0].means.find("the reduction is missing"), std::string::npos);
 }
 
+// Of a tensor that tp cuts each rank of tp has an own part of its own block, and cp has the copies.
+TEST(Patterns, EachCopyOfAShardItsRanksOwnPart) {
+  const Layout shard{{Axis::tp, S(0)}, {Axis::cp, P()}}, sum{{Axis::tp, S(0)}, {Axis::cp, I()}};
+  Play play(contract({4, 6}, shard, sum), "tp=2 cp=2", same(), same());
+  const Finding f = play.judge("forward").findings.at(0);
+  EXPECT_NE(f.pattern.find("each copy along cp is its rank's own part"), std::string::npos)
+      << f.pattern;
+  EXPECT_NE(f.means.find("ranks along cp add up"), std::string::npos) << f.means;
+  EXPECT_EQ(f.ranks.size(), 4u);
+  EXPECT_TRUE(f.holders == (std::vector<int>{0, 2}) || f.holders == (std::vector<int>{1, 3}));
+}
+
 TEST(Patterns, BlocksThatWentToTheWrongOwner) {
   Play play(
       contract({8, 6}, on_tp(P()), on_tp(S(0))), "tp=4",
@@ -956,6 +968,11 @@ TEST(Memory, WhatRanksSawIsTold) {
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_EQ(r.findings[0].message, "3 elements never written");
   EXPECT_EQ(r.findings[0].where, "y[5,1]");  // local [1,1] of rows 4, 5
+  play->e.ranks[3].shots[0].memory = {{"unwritten", "y", 3, 7, "never written"}};
+  r = play->judge_again("memory");
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{2, 3}));
+  EXPECT_EQ(r.findings[0].holders, std::vector<int>{2});  // y[5,1] is not on rank 3
+  play->e.ranks[3].shots[0].memory.clear();
   for (const char* what : {"guard", "argument", "environment", "workspace"}) {
     play->e.ranks[2].shots[0].memory = {{what, "x", 1, 0, "seen"}};
     r = play->judge_again("memory");
@@ -982,6 +999,26 @@ TEST(Repeat, StateOfAnEarlierCall) {
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_EQ(r.findings[0].tensor, "y");
   EXPECT_EQ(play.judge_again("forward").verdict, Verdict::passed);  // the first call was right
+}
+
+// The element that is shown is on one rank of a shard, on each rank of a copy.
+TEST(Repeat, NamesTheRanksThatHoldTheElement) {
+  auto shards = scatter_sum(4);
+  shards->run("repeat");
+  const int again = shards->e.find_shot("repeat:delays");
+  ASSERT_GE(again, 0);
+  for (int r = 0; r < 4; ++r)
+    shards->set(r, false, 0, shards->get(r, false, 0, again) + (r == 2 ? 9 : 1), again);
+  const Finding shard = shards->judge_again("repeat").findings.at(0);
+  EXPECT_EQ(shard.ranks, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(shard.holders, std::vector<int>{2});
+  auto copies = reduce(4);
+  copies->run("repeat");
+  for (int r : {1, 3}) copies->set(r, false, 5, copies->get(r, false, 5, again) + 1, again);
+  copies->set(0, false, 6, copies->get(0, false, 6, again) + 0.5, again);
+  const Finding copy = copies->judge_again("repeat").findings.at(0);
+  EXPECT_EQ(copy.ranks, (std::vector<int>{0, 1, 3}));
+  EXPECT_EQ(copy.holders, (std::vector<int>{1, 3}));
 }
 
 TEST(Repeat, OneUlpUnderDelays) {
