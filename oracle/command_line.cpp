@@ -387,17 +387,9 @@ std::string text_of(const Words& words, const std::string& option) {
   return value ? *value : "";
 }
 
-std::string shell_word(const std::string& word) {
-  if (!word.empty() && word.find_first_of(" \t\n'\"\\$`*?[]{}()<>|&;#~") == std::string::npos)
-    return word;
-  std::string quoted = "'";
-  for (char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
 std::string command_text(int argc, char** argv) {
   std::vector<std::string> words;
-  for (int i = 0; i < argc; ++i) words.push_back(shell_word(argv[i]));
+  for (int i = 0; i < argc; ++i) words.push_back(telling::shell_word(argv[i]));
   return joined(words, " ");
 }
 
@@ -487,6 +479,15 @@ std::string ended_with_newline(std::string text) {
   return text;
 }
 
+void say_closing(Report& report) {
+  if (interrupted()) report.complete = false;
+  say(coloured(ended_with_newline(closing(report))));
+  if (!interrupted()) return;
+  const Counts n = counts(report);
+  say(fmt::format("INTERRUPTED after {} cases with {} checks and {} controls: what is said above holds for these, the rest was not judged\n",
+                  n.cases, n.checks, n.controls));
+}
+
 // What is asked for is written whatever the verdict is; what cannot be leaves no judgement.
 int concluded(Report report, const Options& options) {
   if (interrupted()) report.complete = false;
@@ -569,13 +570,7 @@ int gate_of(const Words& words, Options options, const Registry& registry) {
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
   Report report = run_gate(options, registry, *progress);
   progress.reset();
-  if (interrupted()) report.complete = false;
-  say(coloured(ended_with_newline(closing(report))));
-  if (interrupted()) {
-    const Counts n = counts(report);
-    say(fmt::format("INTERRUPTED after {} cases with {} checks and {} controls: what is said above holds for these, the rest was not judged\n",
-                    n.cases, n.checks, n.controls));
-  }
+  say_closing(report);
   if (words.flags.contains("--github")) say(github_annotations(report, options.report));
   const std::string skips = reason_of_skips(report);
   const int code = concluded(std::move(report), options);
@@ -760,7 +755,8 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
     say(
         fmt::format("prepared   {} cases in {}   next: run your program in each of its folders, "
                     "then {} judge {}\n",
-                    b.members.size(), folder, options.program, shell_word(folder)));
+                    b.members.size(), telling::one_line(folder), options.program,
+                    telling::shell_word(folder)));
     return exit_passed;
   }
   for (const char* option : {"--ranks", "--dtype"})
@@ -769,11 +765,10 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
           "{}: expected together with --tier, met without; write it in the line", option));
   Case line = parse_words(words_of_line(words), registry);
   if (options.seed) line.set("seed", std::to_string(*options.seed));
-  check_world(line);
   const prepared::Member m = prepared::prepare_case(line, options.checks, folder, registry);
   say(fmt::format(
       "prepared   {} for {} ranks in {}   next: run your program there, then {} judge {}\n", m.line,
-      line.world(), folder, options.program, shell_word(folder)));
+      line.world(), telling::one_line(folder), options.program, telling::shell_word(folder)));
   return exit_passed;
 }
 
@@ -799,10 +794,10 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
       prepared::judge_folder(words.plain[0], options, registry, *progress, &unanswered);
   progress.reset();
   if (!options.report.empty()) check_report_folder(options.report);
-  say(coloured(ended_with_newline(closing(report))));
+  say_closing(report);
   for (const std::string& text : prepared::not_judged(report))
     say(fmt::format("not judged {}\n", text));
-  if (verbose) say(memory_line());
+  if (verbose && !work_goes_on()) say(memory_line());
   const int code = concluded(std::move(report), options);
   if (unanswered.empty() || code == exit_interrupted) return code;
   for (const std::string& text : unanswered) complain(text);
@@ -968,6 +963,7 @@ int main(int argc, char** argv, Registry registry, const char* modules) {
   try {
     if (outside && outside->rank > 0) return serve_outside(rank_main(registry));
     code = concluding(argc, argv, registry);
+    if (work_goes_on()) _exit(code);
     if (outside) release_outside(code);
   } catch (const std::exception& e) {  // of the launcher's world: it could not be had, or it broke
     complain(fmt::format("no judgement: {}", e.what()));

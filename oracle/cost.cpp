@@ -2,6 +2,7 @@
 #include "oracle/cost.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -150,6 +151,16 @@ void refuse_too_big(const Evidence& e) {
                     "transport=mpi, met {} with about {:.2g}; "
                     "use smaller extents or transport=processes",
                     in_a_call, print(*e.line), c.pass));
+}
+
+void refuse_beyond_memory(const Evidence& e) {
+  const double needed = 16 * stacked_elements(e),
+               there = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
+  if (needed > there)
+    throw BadInput(fmt::format(
+        "expected a case whose truth fits into the {} of memory of this machine, met {}, which "
+        "needs at least {}; use smaller extents",
+        size_text(there), print(*e.line), size_text(needed)));
 }
 
 void refuse_too_big(const Case& line, const Registry& registry) {

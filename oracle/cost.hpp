@@ -35,8 +35,10 @@ double deadline_of(const Cost&);
 void refuse_too_big(const Evidence&);
 // The same before anything is planned.
 void refuse_too_big(const Case&, const Registry&);
-// plan_case without a limit: where results lie in files, a judge holds the truth alone, and ranks run
-// wherever they run.
+// The truth of one feed, inputs and results as doubles, is more than this machine's memory.
+void refuse_beyond_memory(const Evidence&);
+// plan_case without a limit but that: where results lie in files, a judge holds the truth alone, and
+// ranks run wherever they run.
 Evidence plan_case_of_any_size(const Case&, const Declared&, const std::vector<std::string>& checks,
                                const Registry&);
 // Everything that a run of these checks would refuse, without ranks: also results of fill=large that

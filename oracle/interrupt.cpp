@@ -9,6 +9,7 @@ namespace shardproof {
 
 namespace {
 volatile std::sig_atomic_t raised = 0;
+bool left = false;
 void raise_flag(int) { raised = 1; }
 }  // namespace
 
@@ -22,5 +23,11 @@ void catch_interrupts() {
 }
 
 bool interrupted() { return raised != 0; }
+
+bool work_goes_on() { return left; }
+void leave_alone(std::thread work) {
+  work.detach();
+  left = true;
+}
 
 }  // namespace shardproof

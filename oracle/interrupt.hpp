@@ -1,10 +1,35 @@
 // Ctrl-C and TERM end a run between two cases, so that its report can still be written.
 #pragma once
+#include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
+#include <thread>
 
 namespace shardproof {
 
 // From now on the first SIGINT or SIGTERM only raises the flag; a second one ends the process.
 void catch_interrupts();
 bool interrupted();
+
+// Work that was left alone in this process. Its program ends by _exit, so that nothing is taken down
+// under it.
+bool work_goes_on();
+void leave_alone(std::thread);
+
+// What `work` gives, or throws, on a thread of its own; nothing where an interruption comes first:
+// then it is left alone and goes on until the process ends. So it owns what it works on, or refers
+// to what is there until then.
+template <class Work>
+auto unless_interrupted(Work work) -> std::optional<decltype(work())> {
+  if (interrupted()) return std::nullopt;
+  std::packaged_task<decltype(work())()> task(std::move(work));
+  auto result = task.get_future();
+  std::thread thread(std::move(task));
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready)
+    if (interrupted()) return leave_alone(std::move(thread)), std::nullopt;
+  thread.join();
+  return result.get();
+}
 
 }  // namespace shardproof

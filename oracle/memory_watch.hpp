@@ -4,7 +4,7 @@
 //
 // Resident memory as the kernel counts it, pages of mapped files included. The reference's own is
 // what it adds while it computes, and what is kept of it afterwards; everything else is the
-// judge's. Without watch_memory() nothing is looked at. One thread.
+// judge's. Without watch_memory() nothing is looked at. One thread at a time.
 #pragma once
 #include <cstdint>
 

@@ -52,6 +52,12 @@ std::string printable(const std::string& text) {
   return shown;
 }
 
+std::string one_line(const std::string& text) {
+  std::string shown = printable(text);
+  for (size_t at; (at = shown.find('\n')) != std::string::npos;) shown.replace(at, 1, "\\x0a");
+  return shown;
+}
+
 namespace {
 
 // "20001 entries" of a list, "300 characters" of anything else.
@@ -66,9 +72,7 @@ constexpr size_t of_a_long_word = 60;  // that is shown
 }  // namespace
 
 std::string in_quotes(std::string_view word, size_t most) {
-  std::string shown = printable(std::string(word.substr(0, most)));
-  for (size_t at; (at = shown.find('\n')) != std::string::npos;) shown.replace(at, 1, "\\x0a");
-  return "'" + shown + (word.size() > most ? "...' (" + length_of(word) + ")" : "'");
+  return "'" + one_line(std::string(word.substr(0, most))) + (word.size() > most ? "...' (" + length_of(word) + ")" : "'");
 }
 
 std::string with_long_words_cut(std::string_view text) {
@@ -86,6 +90,18 @@ std::string with_long_words_cut(std::string_view text) {
     at = end + 1;
   }
   return shown;
+}
+
+std::string shell_word(const std::string& word) {
+  if (!word.empty() && one_line(word) == word &&
+      word.find_first_of(" '\"\\$`*?[]{}()<>|&;#~") == std::string::npos)
+    return word;
+  std::string plain, escaped;
+  for (char c : word) {
+    plain += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    escaped += (c == '\'' || c == '\\' ? "\\" : "") + std::string(1, c);
+  }
+  return one_line(word) == word ? "'" + plain + "'" : "$'" + one_line(escaped) + "'";
 }
 
 std::string xml_text(const std::string& text) {

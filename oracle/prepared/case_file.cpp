@@ -10,6 +10,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/command.hpp"
+#include "oracle/cost.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/run.hpp"
@@ -145,6 +146,11 @@ std::string sealed(const std::string& text) {
   return fmt::format("{}  \"seal\": \"{}\"\n}}\n", text, digest_of(text));
 }
 
+bool seal_holds(const std::string& text) {
+  const size_t at = text.rfind("  \"seal\": ");
+  return at != text.npos && sealed(text.substr(0, at)) == text;
+}
+
 std::string text_of(const tensors::MappedFile& file) {
   const auto bytes = file.bytes();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -193,6 +199,20 @@ JsonValue parsed(const std::string& text, const std::string& path, const std::st
   };
   refuse(path, fmt::format("what was prepared, {}, in line {}", around(due), line),
          around(met) + ", edited after that");
+}
+
+// What was edited is told by writing the case again. A line that somebody made large is not
+// computed for that.
+void refuse_large_edit(const std::string& path, const Case& line, const Registry& registry) {
+  std::string large;
+  try {
+    check_world(line);
+    refuse_too_big(line, registry);
+  } catch (const BadInput& e) {
+    large = e.what();
+  }
+  if (!large.empty())
+    refuse(path, "what was prepared", "a text whose seal does not hold, edited after that");
 }
 
 }  // namespace
@@ -266,8 +286,9 @@ CaseFile read_case(const std::string& folder, const Registry& registry) {
     only.push_back(check.words);
   try {
     for (const std::string& check : only) check_named(check);
-    c.plan = plan_of(parse(member(v, "canonical", JsonValue::text, path).words, registry), only,
-                     registry);
+    const Case line = parse(member(v, "canonical", JsonValue::text, path).words, registry);
+    if (!seal_holds(text)) refuse_large_edit(path, line, registry);
+    c.plan = plan_of(line, only, registry);
   } catch (const BadInput& e) {
     throw BadInput(fmt::format("{}: {}", path, e.what()));
   }

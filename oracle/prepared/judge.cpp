@@ -17,6 +17,7 @@
 #include "oracle/memory_watch.hpp"
 #include "oracle/prepared/answer.hpp"
 #include "oracle/prepared/case_file.hpp"
+#include "oracle/printable.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
 #include "oracle/tensors/safetensors.hpp"
@@ -60,21 +61,26 @@ void same_case(const Answer::Card& card, const std::string& digest, int rank) {
            fmt::format("that of rank {}", said->second));
 }
 
-// A program may say which run it was, in the same words on every rank.
+// A program may say which run it was, in the same words in every file of every rank. One that says
+// nothing beside one that does is of another run, too.
 void same_run(const std::vector<std::unique_ptr<Answer>>& answers) {
-  const Answer::Card* first = nullptr;
+  std::vector<const Answer::Card*> cards;
   for (const auto& answer : answers)
-    for (const Answer::Card& card : answer->cards()) {
-      if (!card.metadata.contains("run")) continue;
-      if (!first) first = &card;
-      const std::string &run = card.metadata.at("run"), &due = first->metadata.at("run");
-      if (run == due) continue;
-      refuse(
-          card.path,
-          fmt::format("the run {} of {}", in_quotes(due),
-                      fs::path(first->path).filename().string()),
-          fmt::format("{}: answers of two runs are mixed, run the program again", in_quotes(run)));
-    }
+    for (const Answer::Card& card : answer->cards()) cards.push_back(&card);
+  const auto first = std::find_if(cards.begin(), cards.end(),
+                                  [](auto* card) { return card->metadata.contains("run"); });
+  if (first == cards.end()) return;
+  const std::string& due = (*first)->metadata.at("run");
+  for (const Answer::Card* card : cards) {
+    const auto run = card->metadata.find("run");
+    const bool said = run != card->metadata.end();
+    if (said && run->second == due) continue;
+    refuse(card->path,
+           fmt::format("the run {} of {}", in_quotes(due),
+                       fs::path((*first)->path).filename().string()),
+           fmt::format("{}: answers of two runs are mixed, run the program again",
+                       said ? in_quotes(run->second) : "none under 'run'"));
+  }
 }
 
 // A foreign program's buffers are its own: of a NaN no more is known than that it came back.
@@ -175,7 +181,7 @@ class Opened {
     const Case& line = *plan().line;
     result.line = print(line);
     result.canonical = print_canonical(line);
-    result.replay = "judge " + folder_;
+    result.replay = "judge " + telling::shell_word(folder_);
     result.contract = line.contract;
     result.family = registry.contract(line.contract).family;
     result.lane = fmt::format("files.np{}", ranks());
@@ -393,39 +399,47 @@ class Opened {
   int64_t arguments_ = 0;       // that were returned
 };
 
-std::vector<std::unique_ptr<Opened>> open_all(const std::string& folder, const Registry& registry,
-                                              std::vector<std::string>* unanswered) {
-  std::vector<std::unique_ptr<Opened>> all;
+// What lies in a folder.
+struct Looked {
+  std::vector<std::shared_ptr<Opened>> cases;
+  std::vector<std::string> unanswered;  // what is said of the other ones
+};
+
+// `whole`: a case that is not answered is refused.
+Looked open_all(const std::string& folder, const Registry& registry, bool whole) {
+  Looked all;
   if (!is_battery(folder)) {
-    all.push_back(std::make_unique<Opened>(folder, registry));
+    all.cases.push_back(std::make_shared<Opened>(folder, registry));
     return all;
   }
   for (const Member& m : read_battery(folder)) {
     const std::string path = fs::path(folder) / m.folder;
     try {
-      all.push_back(std::make_unique<Opened>(path, registry));
+      all.cases.push_back(std::make_shared<Opened>(path, registry));
     } catch (const Unanswered& e) {
-      if (!unanswered) throw;
-      unanswered->push_back(e.what());
+      if (whole) throw;
+      all.unanswered.push_back(e.what());
       continue;
     }
-    if (all.back()->digest() != m.digest)
+    if (const std::string& digest = all.cases.back()->digest(); digest != m.digest)
       refuse(fs::path(path) / case_name,
              fmt::format("the case {} of the battery ({})", m.digest, m.line),
-             fmt::format("{}; folders of two batteries are mixed", all.back()->digest()));
+             fmt::format("{}; folders of two batteries are mixed", digest));
   }
-  if (all.empty() && unanswered && !unanswered->empty()) throw BadInput(unanswered->front());
+  if (all.cases.empty() && !all.unanswered.empty()) throw BadInput(all.unanswered.front());
   return all;
 }
 
-// A lane is proven by an answer to all of its cases, in full.
-void close_lanes(Report& report, size_t unanswered) {
+// A lane is proven by an answer to all of its cases, in full. Of the cases that were
+// answered, an interruption leaves some out.
+void close_lanes(Report& report, size_t unanswered, size_t answered) {
   std::map<std::string, std::string> reasons;
   for (const CaseResult& c : report.cases) {
     std::string& reason = reasons[c.lane];
-    if (unanswered > 0)
-      reason =
-          fmt::format("{} of {} cases not answered", unanswered, unanswered + report.cases.size());
+    if (report.cases.size() < answered)
+      reason = fmt::format("interrupted after {} of {} cases", report.cases.size(), answered);
+    else if (unanswered > 0)
+      reason = fmt::format("{} of {} cases not answered", unanswered, unanswered + answered);
     for (const CheckResult& check : c.checks)
       if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
   }
@@ -441,7 +455,14 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   report.command = options.command;
   report.program = options.program;
   report.versions = versions();
-  auto cases = open_all(folder, registry, unanswered);
+  auto looked = unless_interrupted(
+      [folder, &registry, whole = !unanswered] { return open_all(folder, registry, whole); });
+  if (!looked) {
+    report.complete = false;
+    return report;
+  }
+  auto& cases = looked->cases;
+  if (unanswered) *unanswered = looked->unanswered;
   // A case of a battery that owes none of the checks asked for has nothing to say.
   if (!options.checks.empty())
     std::erase_if(cases, [&](const auto& c) { return !c->owes_one_of(options.checks); });
@@ -451,17 +472,18 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
                     joined(options.checks, ", ")));
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
-    if (interrupted()) break;
-    CaseResult result = opened->judge(registry, options.checks);
-    progress.done(result);
+    auto result = unless_interrupted(
+        [opened, &registry, checks = options.checks] { return opened->judge(registry, checks); });
+    if (!result) break;
+    progress.done(*result);
     for (std::string& text : opened->unasked()) report.not_due.push_back(std::move(text));
-    report.cases.push_back(std::move(result));
+    report.cases.push_back(std::move(*result));
     progress.tick();
     opened.reset();  // its files are closed
   }
-  close_lanes(report, unanswered ? unanswered->size() : 0);
+  close_lanes(report, looked->unanswered.size(), cases.size());
   report.wall_seconds = now() - begin;
-  report.complete = !interrupted() && (!unanswered || unanswered->empty());
+  report.complete = !interrupted() && looked->unanswered.empty();
   return report;
 }
 

@@ -14,6 +14,9 @@ namespace shardproof::prepared {
 // `unanswered`: where it is given, cases of a battery that a rank has not answered get a line
 // there, the others are judged, and the report is not complete. A battery without any answer is
 // refused.
+//
+// An interruption (interrupt.hpp) leaves the case that is judged alone, at once: the report holds
+// what was judged before and is not complete. The registry has to last until the process ends then.
 Report judge_folder(const std::string& folder, const Options&, const Registry&, Progress&,
                     std::vector<std::string>* unanswered = nullptr);
 

@@ -103,6 +103,7 @@ Plan plan_of(const Case& asked, const std::vector<std::string>& only, const Regi
   Plan plan;
   plan.only = only;
   plan.line = std::make_unique<const Case>(foreign_line(asked));
+  check_world(*plan.line);
   check_legal(*plan.line, registry);
   const Contract& contract = registry.contract(plan.line->contract);
   const Declared declared = declared_for(contract, only, registry);

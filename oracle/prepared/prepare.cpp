@@ -46,12 +46,22 @@ bool is_part(const std::string& name) {
          (name.starts_with("rank") || name.starts_with("case.json"));
 }
 
+// The input of a rank that the case has not: that of a larger case, which lay here before.
+bool is_input_beyond(const std::string& name, int ranks) {
+  const size_t end = name.starts_with("rank") ? name.find_first_not_of("0123456789", 4) : 4;
+  if (end == 4 || end == name.npos || name.substr(end) != ".in.safetensors") return false;
+  for (int r = 0; r < ranks; ++r)
+    if (name == in_file(r)) return false;
+  return true;
+}
+
 // A case may be prepared again with the same digest: an answer from before would pass for a new
 // one. case.json goes first and comes last, so that what is interrupted in between is no case.
-void remove_old(const std::string& folder) {
+void remove_old(const std::string& folder, int ranks) {
   std::vector<fs::path> old{fs::path(folder) / case_name};
   for (const auto& entry : fs::directory_iterator(folder))
-    if (const std::string name = entry.path().filename(); is_answer(name) || is_part(name))
+    if (const std::string name = entry.path().filename();
+        is_answer(name) || is_part(name) || is_input_beyond(name, ranks))
       old.push_back(entry.path());
   for (const fs::path& path : old) {
     std::error_code error;
@@ -76,10 +86,11 @@ void write_inputs(const Plan& plan, int rank, const std::string& path, const std
 }
 
 Member write_case(const Plan& plan, const std::string& folder) {
-  remove_old(folder);
+  const int ranks = plan.evidence.mesh.world();
+  remove_old(folder, ranks);
   const std::string digest = case_digest(plan);
   std::vector<std::string> files;
-  for (int r = 0; r < plan.evidence.mesh.world(); ++r) {
+  for (int r = 0; r < ranks; ++r) {
     const std::string path = fs::path(folder) / in_file(r);
     write_inputs(plan, r, path, digest);
     files.push_back(digest_of(tensors::MappedFile(path)));

@@ -9,7 +9,7 @@
 namespace shardproof::prepared {
 
 // Everything that can be refused is refused before anything is written; answers that lie in the
-// folder are removed; case.json comes last.
+// folder are removed, and inputs of ranks that the case has not; case.json comes last.
 // Throws BadInput, and Infrastructure where a file cannot be written.
 Member prepare_case(const Case&, const std::vector<std::string>& only, const std::string& folder,
                     const Registry&);

@@ -18,7 +18,9 @@
 
 #include "oracle/comm/mpi.hpp"
 #include "oracle/command.hpp"
+#include "oracle/prepared/prepare.hpp"
 #include "oracle/registry.hpp"
+#include "oracle/tensors/safetensors.hpp"
 
 namespace shardproof {
 namespace {
@@ -263,6 +265,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"prepare", c, "tp=2", "transport=mpi", folder / "new"}, {"'transport'", "transport=mpi"}},
       {{"prepare", c, "--check", "ledger", folder / "new"}, {"--check", "ledger"}},
       {{"prepare", c, "--ranks", "2", folder / "new"}, {"--ranks", "--tier"}},
+      {{"prepare", "norm_sequence", "tokens=16777216", "hidden=16777216", folder / "new"}, {"memory of this machine", "8192 TiB", "smaller extents"}},
       {{"prepare", "--tier", "smok", folder / "new"}, {"--tier", "'smok'"}},
       {{"prepare", "--tier", "smoke", "no_such_family", folder / "new"}, {"'no_such_family'"}},
       {{"judge"}, {"one DIR", "met 0"}},
@@ -512,6 +515,74 @@ TEST_F(Command, AnInterruptedGateSaysSo) {
       });
   EXPECT_EQ(ended.code, 130) << ended.err;
   EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
+}
+
+// A battery of a case that is judged at once and of one whose truth takes minutes. Their answers are
+// zeros of the right shapes.
+TEST_F(Command, AnInterruptedJudgeKeepsWhatItJudgedBefore) {
+  const Registry families = all_families();
+  Folder folder;
+  std::vector<prepared::Member> members;
+  for (const auto& [name, line] :
+       {std::pair{"000.linear_row", "linear_row tp=2"},
+        std::pair{"001.attention_ring", "attention_ring cp=2 tokens=65536 heads=1 head_dim=8"}}) {
+    const fs::path member = folder / name;
+    members.push_back(prepared::prepare_case(parse(line, families), {"forward"}, member, families));
+    const prepared::CaseFile c = prepared::read_case(member, families);
+    for (int r = 0; r < 2; ++r) {
+      std::vector<tensors::TensorToWrite> zeros;
+      for (const prepared::Named& n : c.plan.passes.at(0).steps.at(0).gives) {
+        const auto shape = c.plan.local_shape_of(n, r);
+        const auto bytes = size_t(product(shape)) * size_of(c.plan.dtype_of(n));
+        zeros.push_back({n.name, c.plan.dtype_of(n), shape,
+                         [bytes] { return std::vector<std::byte>(bytes); }});
+      }
+      tensors::write_safetensors(member / prepared::out_file(r), zeros, {{"case", c.digest}});
+    }
+  }
+  tensors::write_text(folder / "battery.json", prepared::battery_text(members));
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point asked;
+  const std::string report = folder / "report", out = folder / "out";
+  const Ended ended = start({"judge", folder.path, "--report", report}, out, [&](pid_t child) {
+    // Files are open from before the first verdict until that of their own case.
+    bool opened = false, judged = false;
+    for (int i = 0; i < 6000 && !judged; ++i) {
+      const std::string open_files = text_of("/proc/" + std::to_string(child) + "/maps");
+      opened = opened || holds(open_files, "/000.linear_row/rank1.out");
+      judged = opened && !holds(open_files, "/000.linear_row/rank1.out");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(judged);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    asked = Clock::now();
+    kill(child, SIGTERM);
+  });
+  EXPECT_LT(Clock::now() - asked, std::chrono::seconds(15));
+  EXPECT_EQ(ended.code, 130) << ended.err;
+  const std::string told = text_of(report + "/report.json");
+  EXPECT_TRUE(holds(told, "\"complete\": false"));
+  EXPECT_TRUE(holds(told, "linear_row tp=2") && !holds(told, "attention_ring"));
+  EXPECT_TRUE(holds(told, "interrupted after 1 of 2 cases"));
+  EXPECT_TRUE(holds(text_of(out), "INTERRUPTED after 1 cases with 1 checks")) << text_of(out);
+}
+
+// ---- what is shown of words from outside
+
+TEST_F(Command, AFolderIsShownWithoutWhatSteersATerminal) {
+  Folder folder;
+  for (Words words : {Words{"prepare", contract, "tp=2", "--check", "forward", folder / "a\x1b[31m\nb'c"},
+                      {"prepare", "--tier", "smoke", "--check", "forward", "mapping_copy", folder / "b\x1b[31m\nb'c"}}) {
+    const Ended ended = call(words);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'), 1) << ended.out;
+    EXPECT_FALSE(holds(ended.out, "\x1b")) << ended.out;
+    EXPECT_TRUE(holds(ended.out, "\\x1b[31m\\x0ab'c   next: ")) << ended.out;
+    // What is to be pasted names the folder.
+    const std::string script = folder / "script";
+    std::ofstream(script) << "test -d " << ended.out.substr(ended.out.rfind(" judge ") + 7);
+    EXPECT_EQ(std::system(("bash " + script).c_str()), 0) << text_of(script);
+  }
 }
 
 // ---- explain, on a contract whose numbers are known by hand

@@ -26,6 +26,22 @@ inline tensors::TensorToWrite held(const std::string& name, DType dtype, std::ve
   return {name, dtype, std::move(shape), [bytes = std::move(bytes)] { return bytes; }};
 }
 
+// A file of numpy, version 1.
+inline std::string npy(const std::string& descr, const std::vector<int64_t>& shape,
+                const std::vector<std::byte>& bytes, bool fortran = false) {
+  std::string header =
+      fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': ({}{}), }}", descr,
+                  fortran ? "True" : "False", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  header.resize((header.size() + 11) / 64 * 64 + 53, ' ');
+  header += '\n';
+  std::string file = "\x93NUMPY\x01";
+  file += '\0';
+  file += char(header.size() & 0xff);
+  file += char(header.size() >> 8);
+  file += header;
+  return file.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
 // Runs the kernels on the case of a folder and writes rankN.out.safetensors.
 inline void answer(const std::string& folder, const Registry& registry, const Answer& how = {}) {
   using namespace prepared;

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -25,6 +26,7 @@ namespace {
 
 using foreign::answer;
 using foreign::judged;
+using foreign::npy;
 using foreign::with;
 using tensors::TensorToWrite;
 namespace fs = std::filesystem;
@@ -311,6 +313,13 @@ TEST_F(Answered, EveryEditOfTheCaseShows) {
   version.replace(version.find("\"version\": 1"), 12, "\"version\": 2");
   write("case.json", version);
   expect_refused("case.json", {"version 1", "met version 2"});
+  // Nothing is computed for a line that was made large: its tensors would not fit memory.
+  std::string large = all;
+  const size_t tokens = large.find(" tokens=24 ", large.find("\"canonical\""));
+  ASSERT_NE(tokens, large.npos);
+  large.replace(tokens, 11, " tokens=16777216 ");
+  write("case.json", large);
+  expect_refused("case.json", {"expected what was prepared, met a text whose seal does not hold"});
 }
 
 TEST_F(Answered, EveryEditOfAnInputNamesTheTensor) {
@@ -349,7 +358,9 @@ TEST_F(Answered, AnswersOfTwoRunsOfOneCaseAreNotMixed) {
     tensors::write_safetensors(path(name), std::move(all), metadata);
   };
   say_run(1, {{"run", "77c1"}});
-  EXPECT_EQ(refusal(), "accepted");  // one that says nothing is compared with none
+  expect_refused("rank0.out.safetensors",
+                 {"expected the run '77c1' of rank1.out.safetensors, met none under 'run': answers "
+                  "of two runs are mixed, run the program again"});
   say_run(0, {{"run", "77c1"}});
   EXPECT_EQ(refusal(), "accepted");
   say_run(0, {{"run", "5f3a"}});
@@ -372,6 +383,23 @@ TEST_F(Answered, PreparingRemovesWhatWasAnsweredBefore) {
   expect_refused("rank0.out.safetensors", {"met nothing there"});
 }
 
+// A program that takes every input that lies there would be fed one of another world.
+TEST_F(Answered, PreparingRemovesInputsOfRanksThatTheCaseHasNot) {
+  prepare_case(parse("linear_row tp=4 sp=on", families()), {"forward"}, folder, families());
+  for (const char* name : {"rank12.in.safetensors", "rank00.in.safetensors", "rank.in.safetensors",
+                           "rank2.in.safetensors.mine"})
+    write(name, "of another world");
+  ASSERT_TRUE(fs::exists(path("rank3.in.safetensors")));
+  prepare_case(parse("linear_row tp=2 sp=on", families()), {"forward"}, folder, families());
+  std::set<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder)) left.insert(entry.path().filename());
+  EXPECT_EQ(left, (std::set<std::string>{"case.json", "rank0.in.safetensors",
+                                         "rank1.in.safetensors", "rank.in.safetensors",
+                                         "rank2.in.safetensors.mine"}));
+  answer(folder, families());
+  EXPECT_EQ(refusal(), "accepted");
+}
+
 TEST_F(Answered, AnAnswerWithoutTheDigest) {
   tensors::write_safetensors(path("rank0.out.safetensors"), {});
   expect_refused("rank0.out.safetensors", {"'case' in __metadata__"});
@@ -386,22 +414,6 @@ TEST_F(Answered, FilesOfTwoRanksAreNotSwapped) {
 }
 
 // ---- Arrays of numpy
-
-// A file of version 1.
-std::string npy(const std::string& descr, const std::vector<int64_t>& shape,
-                const std::vector<std::byte>& bytes, bool fortran = false) {
-  std::string header =
-      fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': ({}{}), }}", descr,
-                  fortran ? "True" : "False", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
-  header.resize((header.size() + 11) / 64 * 64 + 53, ' ');
-  header += '\n';
-  std::string file = "\x93NUMPY\x01";
-  file += '\0';
-  file += char(header.size() & 0xff);
-  file += char(header.size() >> 8);
-  file += header;
-  return file.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
 
 class Arrays : public Prepared {
  protected:

@@ -441,6 +441,15 @@ TEST(Printable, EscapesWhatSteersATerminal) {
             "a\\x1b[31m\\x7f\\x09\\xc2\\x9b\xc3\xa9\\xff\n");
   EXPECT_EQ(telling::in_quotes("a\nb", 2), "'a\\x0a...' (3 characters)");
   EXPECT_EQ(telling::in_quotes("7,1,8", 4), "'7,1,...' (3 entries)");
+  EXPECT_EQ(telling::one_line("a\nb\x1b"), "a\\x0ab\\x1b");
+}
+
+TEST(Printable, AWordOfAShellComesOutAsItWas) {
+  EXPECT_EQ(telling::shell_word("tp=2"), "tp=2");
+  EXPECT_EQ(telling::shell_word(""), "''");
+  EXPECT_EQ(telling::shell_word("a b"), "'a b'");
+  EXPECT_EQ(telling::shell_word("it's $x"), "'it'\\''s $x'");
+  EXPECT_EQ(telling::shell_word("a\nit's \\ \x1b"), "$'a\\x0ait\\'s \\\\ \\x1b'");
 }
 
 // A subject's exception may hold anything; it must not steer the terminal nor break the layout.
