@@ -27,6 +27,7 @@
 #include "oracle/run.hpp"
 #include "reference/linear.hpp"
 #include "suites/bench/device_rows.hpp"
+#include "suites/bench/file_rows.hpp"
 #include "suites/bench/timed_kernel.hpp"
 
 extern char** environ;
@@ -320,6 +321,13 @@ std::vector<Measurement> measurements(const Registry& registry, const std::strin
   return list;
 }
 
+std::vector<Measurement> measurements_of_files(const Registry& registry, const std::string& folder, double gib) {
+  return {{{"prepare_judge_linears"}, [&registry, folder](std::vector<Row>& rows) { rows.push_back(prepare_judge_linears(registry, folder)); }},
+          {{"judge_memory", "judge_against_reading", "judge_beyond_reference"}, [&registry, folder, gib](std::vector<Row>& rows) {
+             for (Row& row : large_files(registry, folder, gib)) rows.push_back(std::move(row));
+           }}};
+}
+
 void print(const std::vector<Row>& rows) {
   std::printf("%-28s %-10s %5s %12s  %-6s %s\n", "name", "transport", "ranks", "value", "unit", "against");
   for (const Row& r : rows) std::printf("%-28s %-10s %5d %12.4g  %-6s %s\n", r.name.c_str(), r.transport.c_str(), r.ranks, r.value, r.unit.c_str(), r.against.c_str());
@@ -341,18 +349,23 @@ void write(const std::vector<Row>& rows, const std::string& file) {
 int main(int argc, char** argv) try {
   using namespace shardproof;
   if (argc > 1 && !std::strcmp(argv[1], "--worker")) return mpi_worker(argc, argv, all_reduce_rank);
-  std::string file, only;
+  std::string file, only, files;
+  double gib = 1;
   int64_t device_scale = 0;  // 0: the rows of the host
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if ((word == "--json" || word == "--only") && i + 1 < argc) {
       (word == "--json" ? file : only) = argv[++i];
+    } else if (word == "--files" && i + 1 < argc && std::filesystem::is_directory(argv[i + 1])) {
+      files = argv[++i];
+    } else if (word == "--gib" && i + 1 < argc && std::atof(argv[i + 1]) > 0) {
+      gib = std::atof(argv[++i]);
     } else if (word == "--device") {
       device_scale = std::max<int64_t>(device_scale, 1);
     } else if (word == "--scale" && i + 1 < argc && std::atoi(argv[i + 1]) >= 1) {
       device_scale = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "shardproof_bench: expected [--only NAME] [--json FILE], or [--device [--scale N]] [--json FILE], met '%s'\n",
+      std::fprintf(stderr, "shardproof_bench: expected [--only NAME] [--files DIR [--gib N]] [--json FILE], or [--device [--scale N]] [--json FILE], met '%s'\n",
                    argv[i]);
       return 2;
     }
@@ -365,7 +378,11 @@ int main(int argc, char** argv) try {
   const Registry registry = all_families();
   std::vector<Row> rows;
   if (device_scale > 0) rows = device_rows(registry, device_scale);
-  for (const Measurement& m : device_scale > 0 ? std::vector<Measurement>{} : measurements(registry, argv[0], command.string()))
+  std::vector<Measurement> all;
+  if (device_scale == 0) all = measurements(registry, argv[0], command.string());
+  if (!files.empty())
+    for (Measurement& m : measurements_of_files(registry, files, gib)) all.push_back(std::move(m));
+  for (const Measurement& m : all)
     if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end()) m.rows(rows);
   if (rows.empty()) {
     std::fprintf(stderr, "shardproof_bench: --only: expected the name of a row, met '%s'; without it all rows are printed\n", only.c_str());
@@ -374,6 +391,9 @@ int main(int argc, char** argv) try {
   print(rows);
   if (!file.empty()) write(rows, file);
   return 0;
+} catch (const shardproof::BadInput& e) {
+  std::fprintf(stderr, "shardproof_bench: %s\n", e.what());
+  return 2;
 } catch (const std::exception& e) {
   std::fprintf(stderr, "shardproof_bench: %s\n", e.what());
   return 3;
