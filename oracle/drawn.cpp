@@ -77,10 +77,20 @@ std::vector<double> drawn_at(const Drawing& d, std::span<const int64_t> indices)
   return values_at(d, shown);
 }
 
+// In pieces: the list of all indices would be as large as the values.
 std::vector<double> drawn_whole(const Drawing& d) {
-  std::vector<int64_t> all(static_cast<size_t>(product(d.whole_shape)));
-  std::iota(all.begin(), all.end(), 0);
-  return drawn_at(d, all);
+  constexpr int64_t piece = 1 << 16;
+  const int64_t n = product(d.whole_shape);
+  std::vector<double> values;
+  std::vector<int64_t> indices;
+  values.reserve(size_t(n));
+  for (int64_t first = 0; first < n; first += piece) {
+    indices.resize(size_t(std::min(piece, n - first)));
+    std::iota(indices.begin(), indices.end(), first);
+    const auto drawn = drawn_at(d, indices);
+    values.insert(values.end(), drawn.begin(), drawn.end());
+  }
+  return values;
 }
 
 }  // namespace shardproof

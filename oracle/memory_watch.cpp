@@ -3,6 +3,7 @@
 #include "oracle/memory_watch.hpp"
 
 #include <algorithm>
+#include <ctime>
 #include <fstream>
 #include <string>
 
@@ -11,6 +12,13 @@
 
 namespace shardproof {
 namespace {
+
+// Of this thread: other work on the machine does not count.
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
 
 struct Resident {
   int64_t now = 0, highest = 0;
@@ -60,12 +68,12 @@ ReferenceWork::ReferenceWork() {
   const Resident r = take();
   end_of_a_stretch(r);
   watch.resident = r.now;
-  watch.since = now();
+  watch.since = cpu_seconds();
 }
 
 ReferenceWork::~ReferenceWork() {
   if (!watch.on || --watch.depth > 0) return;
-  watch.told.reference_seconds += now() - watch.since;
+  watch.told.reference_seconds += cpu_seconds() - watch.since;
   try {
     const Resident r = take();
     watch.told.reference = std::max(watch.told.reference, r.highest - watch.resident + watch.kept);
@@ -73,7 +81,12 @@ ReferenceWork::~ReferenceWork() {
   }
 }
 
+// What is given up was there until now: it counts in the stretch that ends here.
 void reference_keeps(int64_t bytes) {
+  try {
+    if (watch.on && watch.depth == 0 && bytes < 0) end_of_a_stretch(take());
+  } catch (const std::exception&) {  // the next look says so
+  }
   watch.kept += bytes;
   watch.told.reference = std::max(watch.told.reference, watch.kept);
 }

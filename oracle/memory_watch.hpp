@@ -21,14 +21,14 @@ class ReferenceWork {
   ReferenceWork& operator=(const ReferenceWork&) = delete;
 };
 
-// Bytes of the reference's results that are kept from now on; below 0: that are given up.
+// Bytes of the reference's results that are kept from now on; below 0: that were freed just now.
 void reference_keeps(int64_t bytes);
 
 struct MemoryTold {
   int64_t peak = 0;              // bytes of the process
   int64_t reference = 0;         // the most that was the reference's own
   int64_t beyond = 0;            // the most that was not
-  double reference_seconds = 0;  // in which it computed
+  double reference_seconds = 0;  // of CPU, in which it computed
 };
 // Throws Infrastructure where the kernel does not say (/proc).
 MemoryTold memory_told();

@@ -141,19 +141,24 @@ void align(const Evidence& e, Feed& f) {
   }
 }
 
-void plan_probe(const Evidence& e, const std::string& name, const Feed& feed,
-                std::vector<Shot>& shots) {
+// What a feed gives are cotangents; a forward alone takes none, and they are large.
+void plan_probe(const Evidence& e, const std::string& name, Feed feed, std::vector<Shot>& shots) {
+  auto cotangents = std::move(feed.given);
+  feed.given.clear();
   Shot s;
   s.program = "F0 B0";
   s.name = name;
-  s.feeds = {feed};
-  if (e.inputs == 1) return shots.push_back(std::move(s));  // linear in its only input: F(0) = 0
-  shots.push_back(s);
-  s.program = "F0";
+  s.feeds[0] = feed;
+  s.feeds[0].given = std::move(cotangents);
+  shots.push_back(std::move(s));
+  if (e.inputs == 1) return;  // linear in its only input: F(0) = 0
   for (int k : paired_inputs(e)) {
-    s.name = without_name(e, name, k);
-    s.feeds[0].basis = {{k, -1}};
-    shots.push_back(s);
+    Shot without;
+    without.program = "F0";
+    without.name = without_name(e, name, k);
+    without.feeds[0] = feed;
+    without.feeds[0].basis = {{k, -1}};
+    shots.push_back(std::move(without));
   }
 }
 
@@ -170,7 +175,7 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
   } else {
     Feed aligned = reseeded(integers, 3);
     align(e, aligned);
-    plan_probe(e, probe_names[0], aligned, shots);
+    plan_probe(e, probe_names[0], std::move(aligned), shots);
     for (int n : {0, 1, 2}) plan_probe(e, probe_names[n + 1], reseeded(integers, n), shots);
   }
   if (every_entry || own.fill != integers.fill)
@@ -330,24 +335,35 @@ Finding pairing_finding(const Evidence& e, const Pairing& p, const std::string& 
 
 // The probe with the largest ratio of error to bound speaks for an input; of equals the first, the
 // aligned one.
-void judge_input(const Evidence& e, int input, Tally& t) {
-  std::optional<Finding> worst;
+void judge_probes(const Evidence& e, Tally& t) {
+  const std::vector<int> inputs = paired_inputs(e);
+  std::vector<std::optional<Finding>> worst(inputs.size());
+  std::vector<std::string> notes(inputs.size());
   for (const char* name : probe_names) {
     const int shot = e.find_shot(name);
     if (shot < 0) continue;
-    const int without = e.inputs == 1 ? -1 : e.find_shot(without_name(e, name, input));
-    const Pairing p = pairing_of(e, shot, without, input);
-    const double tolerance = double(p.tolerance()), error = double(p.error());
-    ++t.compared;
-    t.exact = t.exact && tolerance == 0;
-    t.said_something = t.said_something || p.lhs.value() != 0 || p.rhs.value() != 0;
-    if (tolerance > 0) t.worst = std::max(t.worst, error / tolerance);
-    if (p.equal()) continue;
-    Finding f = pairing_finding(e, p, name, input);
-    if (t.note.empty() || !worst) t.note = ratio_text(p.ratio(), e.mesh);
-    if (!worst || f.ratio > worst->ratio) worst = std::move(f);
+    std::vector<Paired> paired;
+    for (int k : inputs)
+      paired.push_back({k, e.inputs == 1 ? -1 : e.find_shot(without_name(e, name, k))});
+    const auto pairings = pairings_of(e, shot, paired);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Pairing& p = pairings[i];
+      const double tolerance = double(p.tolerance()), error = double(p.error());
+      ++t.compared;
+      t.exact = t.exact && tolerance == 0;
+      t.said_something = t.said_something || p.lhs.value() != 0 || p.rhs.value() != 0;
+      if (tolerance > 0) t.worst = std::max(t.worst, error / tolerance);
+      if (p.equal()) continue;
+      Finding f = pairing_finding(e, p, name, inputs[i]);
+      if (!worst[i]) notes[i] = ratio_text(p.ratio(), e.mesh);
+      if (!worst[i] || f.ratio > worst[i]->ratio) worst[i] = std::move(f);
+    }
   }
-  if (worst) t.findings.push_back(std::move(*worst));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!worst[i]) continue;
+    t.note = notes[i];
+    t.findings.push_back(std::move(*worst[i]));
+  }
 }
 
 // Every shot of this check in the plan, in order.
@@ -372,7 +388,7 @@ CheckResult judge(const Evidence& e) {
   const size_t parted = t.findings.size();
   if (e.find_shot(basis_name(0)) >= 0) judge_entries(e, t);
   if (t.findings.size() == parted)  // an entry that is wrong says more than a probe
-    for (int k : paired_inputs(e)) judge_input(e, k, t);
+    judge_probes(e, t);
   if (t.findings.empty() && !t.said_something)
     return judging::conclude("adjoint", 0, {},
                              "both sides of every pairing are zero, so nothing was asked");

@@ -26,6 +26,28 @@ bool in_units(double v, int64_t& units) {
   return static_cast<double>(units) == scaled;
 }
 
+constexpr __int128 most_units = static_cast<__int128>(1) << 126;
+
+// Sums of so few products of whole numbers below 2^20 are whole numbers below 2^53, which doubles hold in
+// any order. False where a factor is another number.
+constexpr size_t few_products = size_t(1) << 12;
+bool few_whole_products(const double* a, const double* b, size_t n, double& sum, double& magnitude) {
+  const auto is_whole = [](double v) {
+    const double small = std::abs(v) < 0x1p20 ? v : 0.5;  // a NaN, too
+    return static_cast<double>(static_cast<int32_t>(small)) == small;
+  };
+  bool whole = true;
+  double sums[4] = {}, magnitudes[4] = {};
+  for (size_t i = 0; i < n; ++i) {
+    whole = whole & is_whole(a[i]) & is_whole(b[i]);
+    sums[i % 4] += a[i] * b[i];
+    magnitudes[i % 4] += std::abs(a[i] * b[i]);
+  }
+  sum = sums[0] + sums[1] + sums[2] + sums[3];
+  magnitude = magnitudes[0] + magnitudes[1] + magnitudes[2] + magnitudes[3];
+  return whole;
+}
+
 // Of a result that is within its bound everywhere.
 long double slack_of(const Evidence& e, const Feed& feed, int operand, bool gradient,
                      const Whole& dual_values) {
@@ -51,7 +73,7 @@ bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
   const Operand& o = e.operands[size_t(operand)];
   const Layout layout = result_layout(o, gradient);
   const int64_t times = sign * scaled_weight(layout, e.mesh);
-  std::vector<double> local;
+  std::vector<double> local, dual_local;
   std::vector<int64_t> at;
   for (int r = 0; r < e.mesh.world(); ++r) {
     const ResultTensor* t = e.result(r, shot, step, operand, gradient);
@@ -60,12 +82,9 @@ bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
     judging::each_piece(places.size(), [&](size_t first, size_t n) {
       judging::read(*t, first, n, local);
       places.read(first, n, at);
-      for (size_t i = 0; i < n; ++i) {
-        // An infinity that nothing depends on (lse of an empty row) counts for nothing; a NaN
-        // counts.
-        if (std::isinf(local[i]) && dual_values.value[size_t(at[i])] == 0) continue;
-        sum.add(local[i], dual_values.value[size_t(at[i])], times);
-      }
+      dual_local.resize(n);
+      for (size_t i = 0; i < n; ++i) dual_local[i] = dual_values.value[size_t(at[i])];
+      sum.add(local, dual_local, times);
     });
   }
   return true;
@@ -90,14 +109,17 @@ long double slack(const Evidence& e, const Operand& o, bool gradient,
   return sum * scaled_weight(layout, e.mesh);
 }
 
+void Dot::round() {
+  if (!is_exact_) return;
+  is_exact_ = false;
+  rounded_ = static_cast<long double>(exact_) * 0x1p-32L;
+  magnitude_ = static_cast<long double>(exact_magnitude_) * 0x1p-32L;
+}
+
 void Dot::add(double a, double b, int64_t times) {
   ++products_;
   int64_t x = 0, y = 0;
-  if (is_exact_ && !(in_units(a, x) && in_units(b, y) && products_ < (int64_t(1) << 20))) {
-    is_exact_ = false;  // from here on in long double, from the exact sums so far
-    rounded_ = static_cast<long double>(exact_) * 0x1p-32L;
-    magnitude_ = static_cast<long double>(exact_magnitude_) * 0x1p-32L;
-  }
+  if (!(in_units(a, x) && in_units(b, y) && exact_magnitude_ < most_units)) round();
   if (is_exact_) {
     const __int128 product = static_cast<__int128>(x) * y * times;
     exact_ += product;
@@ -107,6 +129,38 @@ void Dot::add(double a, double b, int64_t times) {
   const long double product = static_cast<long double>(a) * b * times;
   rounded_ += product;
   magnitude_ += std::abs(product);
+}
+
+void Dot::add(std::span<const double> a, std::span<const double> b, int64_t times) {
+  for (size_t first = 0; first < a.size(); first += few_products) {
+    const size_t n = std::min(few_products, a.size() - first);
+    double sum = 0, magnitude = 0;
+    if (is_exact_ && exact_magnitude_ < most_units && few_whole_products(&a[first], &b[first], n, sum, magnitude)) {
+      products_ += int64_t(n);
+      exact_ += (static_cast<__int128>(sum) * times) << 32;
+      exact_magnitude_ += (static_cast<__int128>(magnitude) * std::abs(times)) << 32;
+      continue;
+    }
+    for (size_t i = first; i < first + n; ++i) {
+      // An infinity that nothing depends on (lse of an empty row) counts for nothing; a NaN counts.
+      if (std::isinf(a[i]) && b[i] == 0) continue;
+      add(a[i], b[i], times);
+    }
+  }
+}
+
+void Dot::add(const Dot& other) {
+  products_ += other.products_;
+  if (!(is_exact_ && other.is_exact_ && exact_magnitude_ < most_units && other.exact_magnitude_ < most_units)) {
+    Dot rounded = other;
+    rounded.round();
+    round();
+    rounded_ += rounded.rounded_;
+    magnitude_ += rounded.magnitude_;
+    return;
+  }
+  exact_ += other.exact_;
+  exact_magnitude_ += other.exact_magnitude_;
 }
 
 long double Dot::error() const {
@@ -170,25 +224,37 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
   return w;
 }
 
-Pairing pairing_of(const Evidence& e, int shot, int without, int input) {
-  Pairing p;
+std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<Paired>& inputs) {
+  std::vector<Pairing> all(inputs.size());
+  for (Pairing& p : all) p.complete = true;
   const Feed& feed = e.shots[size_t(shot)].feeds[0];
   const bool rounds = !exact_data(e, feed);
   const int forward = judging::step_of(e.shots[size_t(shot)], "F0"),
             backward = judging::step_of(e.shots[size_t(shot)], "B0");
-  p.complete = true;
   for (int o = e.inputs; o < int(e.operands.size()); ++o) {
     const Whole y = drawn(e, feed, o, /*cotangent=*/true);
-    p.complete = p.complete && add_dots(e, shot, forward, o, false, y, +1, p.lhs);
-    if (without >= 0) p.complete = p.complete && add_dots(e, without, 0, o, false, y, -1, p.lhs);
-    if (rounds) p.allowed += slack_of(e, feed, o, false, y);
-    if (rounds && without >= 0)
-      p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y);
+    Pairing with;
+    with.complete = add_dots(e, shot, forward, o, false, y, +1, with.lhs);
+    if (rounds) with.allowed = slack_of(e, feed, o, false, y);
+    for (size_t i = 0; i < all.size(); ++i) {
+      Pairing& p = all[i];
+      p.lhs.add(with.lhs);
+      p.allowed += with.allowed;
+      p.complete = p.complete && with.complete;
+      const int without = inputs[i].without;
+      if (without < 0) continue;
+      p.complete = p.complete && add_dots(e, without, 0, o, false, y, -1, p.lhs);
+      if (rounds) p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y);
+    }
   }
-  const Whole x = drawn(e, feed, input, /*cotangent=*/false);
-  p.complete = p.complete && add_dots(e, shot, backward, input, true, x, +1, p.rhs);
-  if (rounds) p.allowed += slack_of(e, feed, input, true, x);
-  return p;
+  for (size_t i = 0; i < all.size(); ++i) {
+    Pairing& p = all[i];
+    const int input = inputs[i].input;
+    const Whole x = drawn(e, feed, input, /*cotangent=*/false);
+    p.complete = p.complete && add_dots(e, shot, backward, input, true, x, +1, p.rhs);
+    if (rounds) p.allowed += slack_of(e, feed, input, true, x);
+  }
+  return all;
 }
 
 }  // namespace shardproof

@@ -1,18 +1,23 @@
 // Typed inner products: the two sides of <A x, y> = <x, B y>.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "oracle/check.hpp"
 
 namespace shardproof {
 
-// A sum of products. Exact while every factor is a multiple of 2^-16 of at most 2^34 and there are
-// fewer than 2^20 products (2^120 units of 2^-32, times the ranks of a world, fits 127 bits); else
-// in long double. Multiples of 2^-16: integers, scaled by fractions such as 1/2.
+// A sum of products. Exact while every factor is a multiple of 2^-16 of at most 2^34 and the
+// magnitudes of the products add up to less than 2^94 (2^126 units of 2^-32; one product more has at
+// most 2^100, times the ranks of a world); else in long double. Multiples of 2^-16: integers, scaled
+// by fractions such as 1/2.
 class Dot {
  public:
   void add(double a, double b, int64_t times);
+  void add(std::span<const double> a, std::span<const double> b, int64_t times);
+  void add(const Dot&);
   long double value() const {
     return is_exact_ ? static_cast<long double>(exact_) * 0x1p-32L : rounded_;
   }
@@ -21,6 +26,7 @@ class Dot {
   bool equals(const Dot&) const;  // false where either side is NaN
 
  private:
+  void round();  // from here on in long double, from the exact sums so far
   bool is_exact_ = true;
   __int128 exact_ = 0, exact_magnitude_ = 0;  // units of 2^-32
   long double rounded_ = 0, magnitude_ = 0;
@@ -61,9 +67,12 @@ bool add_dots(const Evidence&, int shot, int step, int operand, bool gradient,
 long double slack(const Evidence&, const Operand&, bool gradient,
                   const std::function<double(int64_t)>& bound, const Whole& dual_values);
 
-// <A_k x_k, y> = <x_k, B_k y> for input k, where A_k x_k = F(.., x_k, ..) - F(.., 0, ..): the steps
-// F0 and B0 of `shot` and F0 of `without`, the same feed with input k zero (-1: linear alone, F(0)
-// = 0).
-Pairing pairing_of(const Evidence&, int shot, int without, int input);
+// <A_k x_k, y> = <x_k, B_k y> for each input k, where A_k x_k = F(.., x_k, ..) - F(.., 0, ..): the
+// steps F0 and B0 of `shot` and F0 of `without`, the same feed with input k zero (-1: linear alone,
+// F(0) = 0). Together, since y and <F(x), y> are the same for all of them.
+struct Paired {
+  int input = 0, without = -1;
+};
+std::vector<Pairing> pairings_of(const Evidence&, int shot, const std::vector<Paired>&);
 
 }  // namespace shardproof

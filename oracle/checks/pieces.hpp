@@ -12,8 +12,8 @@
 namespace shardproof::judging {
 
 // Calls visit(first, count) for each piece of `n` elements. A result that lies in a file may be
-// larger than what memory should hold of it as doubles and indices.
-inline constexpr size_t piece = size_t(1) << 21;
+// larger than what memory should hold of it as doubles and indices; a piece of it stays in a cache.
+inline constexpr size_t piece = size_t(1) << 16;
 template <class Visit>
 void each_piece(size_t n, Visit visit) {
   for (size_t first = 0; first < n; first += piece) visit(first, std::min(piece, n - first));

@@ -1,6 +1,7 @@
 #include "oracle/prepared/judge.hpp"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <cstring>
@@ -186,8 +187,8 @@ class Opened {
     result.family = registry.contract(line.contract).family;
     result.lane = fmt::format("files.np{}", ranks());
     Evidence e = evidence();
+    KeptTruths kept;  // is told after they are freed
     Truths truths(registry);
-    KeptTruths kept;
     e.truth = [&](const Feed& feed) -> const Truth& {
       return kept.counted(truths.get(line, e, feed));
     };
@@ -451,6 +452,7 @@ void close_lanes(Report& report, size_t unanswered, size_t answered) {
 Report judge_folder(const std::string& folder, const Options& options, const Registry& registry,
                     Progress& progress, std::vector<std::string>* unanswered) {
   const double begin = now();
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // what a tensor took goes back to the system when it is freed
   Report report;
   report.command = options.command;
   report.program = options.program;

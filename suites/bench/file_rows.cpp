@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 
@@ -26,6 +27,13 @@ using namespace prepared;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Of all threads: other work on the machine does not count.
+double cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
 // A folder below another one that is gone afterwards.
@@ -117,7 +125,7 @@ void answer_by_reference(const std::string& folder, const Registry& registry) {
 
 struct Judging {
   MemoryTold memory;
-  double seconds = 0;
+  double seconds = 0;  // of CPU
 };
 
 // In a process of its own, whose memory is that of judging alone.
@@ -129,9 +137,9 @@ Judging judge_apart(const std::string& folder, const Registry& registry) {
     try {
       watch_memory();
       Judging j;
-      const double begin = now();
+      const double begin = cpu_seconds();
       require_passed(foreign::judged(folder, registry), "the case of large files");
-      j.seconds = now() - begin;
+      j.seconds = cpu_seconds() - begin;
       j.memory = memory_told();
       _exit(::write(ends[1], &j, sizeof j) == sizeof j ? 0 : 1);
     } catch (const std::exception& e) {
@@ -148,16 +156,16 @@ Judging judge_apart(const std::string& folder, const Registry& registry) {
   return j;
 }
 
-// Seconds, and the bytes that there are.
+// Seconds of CPU, and the bytes that there are.
 std::pair<double, double> read_and_hash(const std::string& folder) {
   double bytes = 0;
-  const double begin = now();
+  const double begin = cpu_seconds();
   for (const auto& entry : fs::directory_iterator(folder)) {
     const tensors::MappedFile file(entry.path());
     digest_of(file);
     bytes += double(file.bytes().size());
   }
-  return {now() - begin, bytes};
+  return {cpu_seconds() - begin, bytes};
 }
 
 }  // namespace
@@ -201,7 +209,7 @@ std::vector<Row> large_files(const Registry& registry, const std::string& below,
   const auto mib = [](int64_t n) { return double(n) / 0x1p20; };
   const std::string of = fmt::format("{} ({:.2f} GiB of files)", print(line), there / 0x1p30);
   return {{"judge_memory", "files", 4, mib(j.memory.beyond), "MiB", fmt::format("that judge holds beyond the reference's own, of {:.0f} in all: {}", mib(j.memory.peak), of)},
-          {"judge_against_reading", "files", 4, j.seconds / reading, "ratio", fmt::format("judge, {:.2f} s / reading and hashing, {:.2f} s: {}", j.seconds, reading, of)},
+          {"judge_against_reading", "files", 4, j.seconds / reading, "ratio", fmt::format("judge, {:.2f} s of CPU / reading and hashing, {:.2f} s: {}", j.seconds, reading, of)},
           {"judge_beyond_reference", "files", 4, (j.seconds - j.memory.reference_seconds) / reading, "ratio", fmt::format("the same without the {:.2f} s in which the reference computed", j.memory.reference_seconds)}};
 }
 

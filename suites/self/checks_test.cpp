@@ -473,6 +473,42 @@ TEST(Dot, IsExactUntilAFactorIsNot) {
   EXPECT_FALSE(d.equals(d));
 }
 
+// However many they are: 3 000 000 products of whole numbers, by one call or by one each; then one factor
+// of which doubles hold no exact sum with the others.
+TEST(Dot, TakesListsAsItTakesSingleProducts) {
+  std::vector<double> a(3'000'000), b(a.size());
+  for (size_t i = 0; i < a.size(); ++i) a[i] = double(i % 1001) - 500, b[i] = 3 - double(i % 7);
+  a[17] = 0x1p30, b[17] = 0x1p20 + 0.5;  // exact, and beyond what is summed as doubles
+  Dot list, single, halves;
+  list.add(a, b, 2);
+  for (size_t i = 0; i < a.size(); ++i) single.add(a[i], b[i], 2);
+  Dot half;
+  halves.add(std::span(a).first(1'000'000), std::span(b).first(1'000'000), 2);
+  half.add(std::span(a).subspan(1'000'000), std::span(b).subspan(1'000'000), 2);
+  halves.add(half);
+  EXPECT_EQ(list.error(), 0);
+  EXPECT_TRUE(list.equals(single) && halves.equals(single));
+  int64_t want = 0;  // in halves
+  for (size_t i = 0; i < a.size(); ++i) want += int64_t(a[i]) * int64_t(2 * b[i]);
+  EXPECT_EQ(list.value(), (long double)want);
+  a[17] = 0.1;
+  Dot rounded;
+  rounded.add(a, b, 2);
+  EXPECT_GT(rounded.error(), 0);
+  EXPECT_FALSE(rounded.equals(list));
+  halves.add(rounded);
+  EXPECT_EQ(halves.value(), list.value() + rounded.value());
+  // An infinity against zero counts for nothing, a NaN counts.
+  a[17] = std::numeric_limits<double>::infinity(), b[17] = 0;
+  Dot infinite;
+  infinite.add(a, b, 2);
+  EXPECT_TRUE(std::isfinite(infinite.value()));
+  a[17] = std::numeric_limits<double>::quiet_NaN();
+  Dot nan;
+  nan.add(a, b, 2);
+  EXPECT_TRUE(std::isnan(nan.value()));
+}
+
 TEST(Adjoint, ProbesReadTheTable) {
   for (int ranks : {2, 3, 4, 8})
     for (const Mistake& m : mistakes()) {
@@ -483,7 +519,7 @@ TEST(Adjoint, ProbesReadTheTable) {
       EXPECT_GE(r.compared, 4);
       for (const char* probe :
            {"adjoint:probe:0", "adjoint:probe:1", "adjoint:probe:2", "adjoint:aligned"}) {
-        const Pairing pairing = pairing_of(play.e, play.e.find_shot(probe), -1, 0);
+        const Pairing pairing = pairings_of(play.e, play.e.find_shot(probe), {{}})[0];
         if (m.reads != other)
           EXPECT_NEAR(pairing.ratio(), read(m.reads, ranks), 1e-12) << probe;
         else

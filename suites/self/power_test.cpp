@@ -97,7 +97,7 @@ TEST(Sharp, AdjointOnRoundingData) {
     play.run("adjoint");
     const int shot = play.e.find_shot("adjoint:probe:1");
     const Feed& feed = play.e.shots[size_t(shot)].feeds[0];
-    const Pairing p = pairing_of(play.e, shot, -1, 0);
+    const Pairing p = pairings_of(play.e, shot, {{}})[0];
     const Whole y = drawn(play.e, feed, 1, /*cotangent=*/true);
     const double weight = double(scaled_weight(play.e.operands[1].layout, play.e.mesh));
     const double shift = double(bounds * p.tolerance()) / (weight * y.value[5]);

@@ -671,6 +671,11 @@ TEST(MemoryWatch, TellsTheReferenceFromTheRest) {
   EXPECT_EQ(own.back(), 1);
   EXPECT_NEAR(double(memory_told().beyond), double(start) + 64.0 * mib, 16.0 * mib);
   EXPECT_NEAR(double(memory_told().reference), 128.0 * mib, 16.0 * mib);
+  // What the reference gives up was its own while it was there.
+  const auto size = int64_t(kept.size());
+  std::vector<char>().swap(kept);
+  reference_keeps(-size);
+  EXPECT_NEAR(double(memory_told().beyond), double(start) + 64.0 * mib, 16.0 * mib);
 }
 
 // ---- Batteries
