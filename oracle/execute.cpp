@@ -16,6 +16,7 @@
 #include "oracle/job.hpp"
 #include "oracle/rank_of_case.hpp"
 #include "oracle/registry.hpp"
+#include "oracle/too_small.hpp"
 
 namespace shardproof {
 namespace {
@@ -250,6 +251,8 @@ class Execution {
     } catch (const Released& e) {
       record.cause = e.cause;
       stop(record, ShotRecord::released, e.what());
+    } catch (const MachineTooSmall& e) {
+      stop(record, ShotRecord::too_small, e.what());
     } catch (const Infrastructure& e) {
       stop(record, ShotRecord::infrastructure, e.what());
     } catch (const std::exception& e) {

@@ -26,6 +26,7 @@
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
+#include "oracle/too_small.hpp"
 #include "oracle/words.hpp"
 
 namespace shardproof {
@@ -759,13 +760,19 @@ class Gate {
     const auto checks = shown(c, d.line, d.illegal, d.checks);
     const Judged& healthy = twin(line, shown(c, line, d.illegal, {}), d.lane);
     keep_failing_twin(healthy.result);
-    const Judged broken = runner_.run(d.line, checks, d.lane);
     ControlResult out;
     out.name = named.name;
     out.imitates = named.imitates;
     describe(out, d.line, c, d.lane);
-    out.seconds = broken.result.seconds;
-    conclude(out, broken, healthy, {trimmed_words(named.check, ','), trimmed_words(named.silent, ','), named.alone});
+    try {
+      const Judged broken = runner_.run(d.line, checks, d.lane);
+      out.seconds = broken.result.seconds;
+      conclude(out, broken, healthy, {trimmed_words(named.check, ','), trimmed_words(named.silent, ','), named.alone});
+    } catch (const MachineTooSmall& e) {
+      out.outcome = ControlResult::unproven;
+      out.expected_check = named.check;
+      out.reason = e.what();
+    }
     keep(std::move(out));
   }
 
@@ -953,6 +960,10 @@ class Gate {
       report_.lanes.push_back(l);
     }
     for (Lane& l : unproven(options_, registry_, due)) report_.lanes.push_back(std::move(l));
+    std::set<std::string> too_small_for;
+    for (const ControlResult& c : report_.controls)
+      if (c.outcome == ControlResult::unproven && too_small_for.insert(c.name).second)
+        report_.lanes.push_back({"control " + c.name, false, c.reason});
     const bool asked = std::any_of(due.begin(), due.end(), [](const Due& d) { return on_device(d.line); });
     if (asked) say_devices(due);
     for (const Ability& a : asked ? abilities() : abilities_unasked())

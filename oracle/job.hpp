@@ -101,7 +101,7 @@ struct MemoryFinding {
 };
 
 struct ShotRecord {
-  enum Status : uint8_t { ok, rejected, released, threw, infrastructure, not_run } status = not_run;
+  enum Status : uint8_t { ok, rejected, released, threw, infrastructure, too_small, not_run } status = not_run;
   uint8_t cause = 0;                       // Released::Cause
   int step = -1;                           // where it stopped
   std::string text;

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <string>
 
-#include "oracle/clock.hpp"
 #include "oracle/comm/door.hpp"
 
 namespace shardproof {

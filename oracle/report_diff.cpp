@@ -28,7 +28,7 @@ int badness(const EarlierCheck& c) {
 }
 int badness(const EarlierControl& c) {
   if (c.outcome == "caught") return c.weak() ? 2 : 0;
-  return c.outcome == "equivalent" ? 1 : 3;
+  return c.outcome == "equivalent" || c.outcome == "unproven" ? 1 : 3;
 }
 Key key_of(const EarlierCheck& c) { return {c.line, c.check}; }
 Key key_of(const EarlierControl& c) { return {c.line, c.control}; }

@@ -28,7 +28,7 @@
 //   controls   one entry for each broken run:
 //     line (canonical, the witness) short control kind (operator; null: a named control) family
 //     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
-//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged)
+//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged | unproven)
 //     caught_by reason imitates ratio bound exact margin ("inf" where exact: any error is
 //     infinitely far above the bound) rank index where seconds replay
 #include <unistd.h>
@@ -164,6 +164,7 @@ ordered_json summary_of(const Report& report) {
           {"controls_wrong_check", n.wrong_check},
           {"controls_equivalent", n.equivalent},
           {"controls_unjudged", n.unjudged},
+          {"controls_unproven", n.unproven},
           {"controls_weak", n.weak},
           {"worst_healthy_ratio", number_or_word(worst.ratio)},
           {"worst_healthy_line", worst.on ? ordered_json(worst.on->canonical) : ordered_json()},

@@ -2,7 +2,7 @@
 // for each control. What a verdict of the whole run needs beyond them (the judge's own suite,
 // lanes, an empty run) is one more test case, so that no red run has a green page. Controls that
 // are equivalent on a case were not put to the test there and do not appear; those whose healthy twin
-// failed are skipped with that reason.
+// failed, or for which the machine is too small, are skipped with that reason.
 #include <fmt/format.h>
 
 #include <map>
@@ -65,7 +65,7 @@ TestCase test_of(const ControlResult& c, const std::string& program) {
              "",
              ""};
   if (c.outcome == ControlResult::caught && !weak(c)) return t;
-  if (c.outcome == ControlResult::unjudged) {
+  if (c.outcome == ControlResult::unjudged || c.outcome == ControlResult::unproven) {
     t.what = TestCase::skipped;
     t.message = c.reason;
     return t;

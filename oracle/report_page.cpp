@@ -204,7 +204,9 @@ void add(Row& row, const ControlResult& c) {
     cell.exact = cell.exact && seen.exact;
     if (!seen.exact && !(seen.margin >= cell.margin)) cell.margin = seen.margin;
   }
-  if (c.outcome == ControlResult::equivalent || c.outcome == ControlResult::unjudged) return;
+  if (c.outcome == ControlResult::equivalent || c.outcome == ControlResult::unjudged ||
+      c.outcome == ControlResult::unproven)
+    return;
   for (const std::string& check : words_of(c.caught_by)) row.also(check);
   if (c.outcome == ControlResult::caught) return;
   const std::vector<std::string> fired = words_of(c.caught_by);
@@ -322,6 +324,7 @@ std::string summary(const Report& report) {
                  {"controls_wrong_check", integer(n.wrong_check)},
                  {"controls_equivalent", integer(n.equivalent)},
                  {"controls_unjudged", integer(n.unjudged)},
+                 {"controls_unproven", integer(n.unproven)},
                  {"controls_weak", integer(n.weak)},
                  {"wall_seconds", number(report.wall_seconds)}});
 }

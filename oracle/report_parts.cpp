@@ -271,8 +271,8 @@ std::string outcome_text(const ControlResult& c) {
   if (weak(c)) return "WEAK";
   if (c.outcome == ControlResult::escaped) return "ESCAPED";
   if (c.outcome == ControlResult::wrong_check) return "WRONG CHECK";
-  const bool excused =
-      c.outcome == ControlResult::equivalent || c.outcome == ControlResult::unjudged;
+  const bool excused = c.outcome == ControlResult::equivalent ||
+                       c.outcome == ControlResult::unjudged || c.outcome == ControlResult::unproven;
   if (excused && !c.reason.empty()) return fmt::format("{}: {}", name(c.outcome), c.reason);
   return name(c.outcome);
 }

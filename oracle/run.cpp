@@ -23,6 +23,7 @@
 #include "oracle/drawn.hpp"
 #include "oracle/drift_ranks.hpp"
 #include "oracle/memory_watch.hpp"
+#include "oracle/too_small.hpp"
 
 namespace shardproof {
 namespace {
@@ -317,6 +318,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
                                          r, job.number, record->rank, record->number, j.result.line));
       for (const ShotRecord& s : record->shots)
         if (s.status == ShotRecord::infrastructure) throw Infrastructure(s.text);
+        else if (s.status == ShotRecord::too_small) throw MachineTooSmall(s.text);
       j.evidence.ranks.push_back(std::move(*record));
     }
     j.completed = true;

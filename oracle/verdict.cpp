@@ -42,6 +42,8 @@ const char* name(ControlResult::Outcome o) {
       return "equivalent";
     case ControlResult::unjudged:
       return "unjudged";
+    case ControlResult::unproven:
+      return "unproven";
   }
   return "escaped";
 }
@@ -99,6 +101,9 @@ void count(const ControlResult& c, Counts& n) {
       break;
     case ControlResult::unjudged:
       n.unjudged++;
+      break;
+    case ControlResult::unproven:
+      n.unproven++;
       break;
   }
 }

@@ -65,8 +65,9 @@ struct ControlResult {
   std::string kind;             // operators: the row of the table; named controls: ""
   std::string imitates, expected_check, caught_by, witness, replay;
   // unjudged: its healthy twin fails by itself, which says nothing about the judge.
-  enum Outcome : uint8_t { caught, escaped, wrong_check, equivalent, unjudged } outcome = escaped;
-  std::string reason;           // equivalent: inactive, masked, ...; wrong_check: what fired
+  // unproven: this machine is too small for it to show its bug.
+  enum Outcome : uint8_t { caught, escaped, wrong_check, equivalent, unjudged, unproven } outcome = escaped;
+  std::string reason;           // equivalent: inactive, masked, ...; wrong_check: what fired; unproven: why
   double ratio = 0, margin = 0; // margin: ratio / worst healthy ratio of the same check
   bool exact = false;           // bound 0: margin is exact
   double bound = 0;
@@ -114,7 +115,7 @@ bool weak(const ControlResult&);     // caught, not exact, margin under least_ma
 struct Counts {
   int64_t cases = 0, checks = 0;     // case lines; checks, one for each check due on each case
   int64_t passed = 0, failed = 0, vacuous = 0, skipped = 0, untested = 0, hung = 0, crashed = 0;
-  int64_t controls = 0, caught = 0, escaped = 0, wrong_check = 0, equivalent = 0, unjudged = 0, weak = 0;
+  int64_t controls = 0, caught = 0, escaped = 0, wrong_check = 0, equivalent = 0, unjudged = 0, unproven = 0, weak = 0;
   int64_t blamed() const { return failed + hung + crashed; }
 };
 void count(const CaseResult&, Counts&);

@@ -1,10 +1,9 @@
 // What the drivers of the primitives ask of an executor: bodies run on tensors, matrix products,
 // and memory. A driver is written once; the executor is what it is linked with.
 //
-//   host/         runs a body at once, a serial loop; products by Eigen
-//   cuda/         a kernel on the stream: one thread an element, one block a row; products by
-//   cuBLAS suites/self/device_double   puts the serial loop into a queue: the order of a stream, no
-//   device
+//   host/          runs a body at once, a serial loop; products by Eigen
+//   cuda/          a kernel on the stream: one thread an element, one block a row; cuBLAS
+//   device_double  (suites/self) puts the serial loop into a queue: the order of a stream, no device
 //
 // Each returns the runtime's code, 0 for success. Work on one stream is done in the order in which
 // it was given.
@@ -37,11 +36,14 @@ struct Gemm {
 
 namespace executor {
 
+inline constexpr int out_of_memory = 2;  // what the runtime says where a device has none left
+
 template <class Body>
 int launch(const Body&, void* stream);
 int launch(const Gemm&, void* stream);
 
 bool on_device();  // where memory that it allocates lies
+int memory_left(size_t* bytes);  // of a device
 int allocate(void** memory, size_t bytes, void* stream);
 int release(void* memory, void* stream);
 // `from` may change once the call has returned.

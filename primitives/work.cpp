@@ -66,6 +66,10 @@ Tensor tensor(const View& v) {
 }
 
 void check(int code, const char* what) {
+  if (code == executor::out_of_memory && executor::on_device())
+    throw Infrastructure(std::string("device=cuda: expected memory for ") + what +
+                         ", met a device without; take smaller extents, fewer ranks or a device of "
+                         "its own for each rank");
   if (code != 0)
     throw std::runtime_error(std::string("device, launching ") + what +
                              ": expected success, met code " + std::to_string(code));

@@ -97,6 +97,7 @@ std::string what_ended(const ShotRecord& r) {
     case ShotRecord::threw:
       return "threw: " + r.text;
     case ShotRecord::infrastructure:
+    case ShotRecord::too_small:
       return "the harness failed: " + r.text;
     case ShotRecord::not_run:
       return "was not reached, since an earlier shot ended early";

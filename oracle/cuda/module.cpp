@@ -14,12 +14,14 @@
 #include "oracle/cuda/spin.hpp"
 #include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/device_kernels.hpp"
+#include "primitives/cuda/noted.hpp"
 
 namespace shardproof {
 namespace {
 
 static_assert(no_driver == cudaErrorInsufficientDriver && no_device == cudaErrorNoDevice &&
-              out_of_memory == cudaErrorMemoryAllocation && not_ready == cudaErrorNotReady);
+              out_of_memory == cudaErrorMemoryAllocation && not_ready == cudaErrorNotReady &&
+              primitives::executor::out_of_memory == out_of_memory);
 static_assert(nccl_success == ncclSuccess && nccl_device_error == ncclUnhandledCudaError &&
               nccl_remote_error == ncclRemoteError && nccl_in_progress == ncclInProgress &&
               nccl_id_bytes == sizeof(ncclUniqueId) && sizeof(NcclComm) == sizeof(ncclComm_t));
@@ -28,11 +30,7 @@ static_assert(sizeof(Stream) == sizeof(cudaStream_t) && sizeof(Event) == sizeof(
 cudaStream_t stream_of(Stream s) { return static_cast<cudaStream_t>(s); }
 cudaEvent_t event_of(Event e) { return static_cast<cudaEvent_t>(e); }
 
-// A failed call leaves its code behind, which the next look at the last error would report again.
-int noted(cudaError_t code) {
-  if (code != cudaSuccess) cudaGetLastError();
-  return code;
-}
+using primitives::cuda::noted;
 
 constexpr DeviceApi cuda_runtime = {
     .count = [](int* devices) { return noted(cudaGetDeviceCount(devices)); },

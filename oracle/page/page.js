@@ -113,7 +113,7 @@ const tiles = [
   ['untested', 'untested', 'odd'], ['skipped', 'skipped', 'odd'], ['controls', 'broken runs'],
   ['controls_caught', 'caught'], ['controls_equivalent', 'equivalent'],
   ['controls_escaped', 'escaped', 'bad'], ['controls_wrong_check', 'wrong check', 'bad'],
-  ['controls_weak', 'weak margin', 'bad'], ['controls_unjudged', 'unjudged', 'odd']
+  ['controls_weak', 'weak margin', 'bad'], ['controls_unjudged', 'unjudged', 'odd'], ['controls_unproven', 'not proven', 'odd']
 ];
 
 function tile([name, title, colour]) {

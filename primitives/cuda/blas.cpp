@@ -4,11 +4,13 @@
 #include "primitives/cuda/blas.hpp"
 
 #include <cublas_v2.h>
-#include <cuda_runtime.h>
 
 #include <map>
 #include <memory>
 #include <utility>
+
+#include "primitives/cuda/noted.hpp"
+#include "primitives/launch.hpp"
 
 namespace shardproof::primitives::cuda {
 namespace {
@@ -21,7 +23,8 @@ class Handle {
  public:
   explicit Handle(cudaStream_t stream) {
     code_ = cublasCreate(&handle_);
-    if (code_ == 0) code_ = cudaMalloc(&workspace_, workspace_bytes);
+    if (code_ == CUBLAS_STATUS_ALLOC_FAILED) code_ = executor::out_of_memory;
+    if (code_ == 0) code_ = noted(cudaMalloc(&workspace_, workspace_bytes));
     if (code_ == 0) code_ = cublasSetStream(handle_, stream);
     if (code_ == 0) code_ = cublasSetWorkspace(handle_, workspace_, workspace_bytes);
     if (code_ == 0) code_ = cublasSetMathMode(handle_, math);

@@ -1,39 +1,77 @@
 // Memory of the executor on a device: allocated, filled and released in order of the stream.
-#include <cuda_runtime.h>
+#include <cstdint>
+#include <memory>
+#include <vector>
 
+#include "primitives/cuda/noted.hpp"
 #include "primitives/launch.hpp"
 
 namespace shardproof::primitives::executor {
 
+using cuda::noted;
+
+namespace {
+
+// Of what is released so much stays with the process; else every wait of the host gives all of it
+// back to the device, and the next case asks for it again.
+int keep_some() {
+  int device = 0;
+  cudaMemPool_t pool = nullptr;
+  uint64_t kept = uint64_t(32) << 20;
+  int code = noted(cudaGetDevice(&device));
+  if (!code) code = noted(cudaDeviceGetDefaultMemPool(&pool, device));
+  return code ? code : noted(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
+}
+
+}  // namespace
+
 bool on_device() { return true; }
+int memory_left(size_t* bytes) {
+  size_t whole = 0;
+  return noted(cudaMemGetInfo(bytes, &whole));
+}
 
 int allocate(void** memory, size_t bytes, void* stream) {
+  thread_local const int keeps = keep_some();  // a thread has one device
+  if (keeps) return keeps;
   const auto s = static_cast<cudaStream_t>(stream);
-  const cudaError_t code = cudaMallocAsync(memory, bytes ? bytes : 1, s);
-  return code ? code : cudaMemsetAsync(*memory, 0xFF, bytes, s);
+  const int code = noted(cudaMallocAsync(memory, bytes ? bytes : 1, s));
+  return code ? code : noted(cudaMemsetAsync(*memory, 0xFF, bytes, s));
 }
 int release(void* memory, void* stream) {
-  return cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
+  return noted(cudaFreeAsync(memory, static_cast<cudaStream_t>(stream)));
 }
-// From pageable memory: the runtime has taken a copy when it returns.
+
+// Whether the runtime has read pageable memory when it returns depends on the machine: a copy stays
+// until the stream is past it.
 int upload(void* to, const void* from, size_t bytes, void* stream) {
-  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice,
-                         static_cast<cudaStream_t>(stream));
+  const auto s = static_cast<cudaStream_t>(stream);
+  const auto* first = static_cast<const char*>(from);
+  auto copy = std::make_unique<std::vector<char>>(first, first + bytes);
+  int code = noted(cudaMemcpyAsync(to, copy->data(), bytes, cudaMemcpyHostToDevice, s));
+  if (code) return code;
+  code = noted(cudaLaunchHostFunc(
+      s, [](void* p) { delete static_cast<std::vector<char>*>(p); }, copy.get()));
+  if (code)
+    noted(cudaStreamSynchronize(s));
+  else
+    copy.release();
+  return code;
 }
 
 int download(void* to, const void* from, size_t bytes, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  const cudaError_t code = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s);
-  return code ? code : cudaStreamSynchronize(s);
+  const int code = noted(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s));
+  return code ? code : noted(cudaStreamSynchronize(s));
 }
 
 int order(void* later, void* earlier) {
   cudaEvent_t event = nullptr;
-  int code = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  int code = noted(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   if (code) return code;
-  code = cudaEventRecord(event, static_cast<cudaStream_t>(earlier));
-  if (!code) code = cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0);
-  const int destroyed = cudaEventDestroy(event);  // the runtime keeps it until it is complete
+  code = noted(cudaEventRecord(event, static_cast<cudaStream_t>(earlier)));
+  if (!code) code = noted(cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0));
+  const int destroyed = noted(cudaEventDestroy(event));  // the runtime keeps it until it is complete
   return code ? code : destroyed;
 }
 

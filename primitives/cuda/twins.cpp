@@ -1,5 +1,6 @@
 #include "primitives/cuda/twins.hpp"
 
+#include "oracle/too_small.hpp"
 #include "primitives/cuda/twin_bodies.hpp"
 #include "primitives/mapping.hpp"
 #include "primitives/mapping_maps.hpp"
@@ -43,12 +44,25 @@ void copied_by(Rank&, const View& in, const View& out) {
   perform(Body{{tensor(in), tensor(out)}}, "a broken copy");
 }
 
-// Rows so far apart that the last begins 4 GiB behind the first.
-void through_four_gigabytes(Rank&, const View& in, const View& out) {
+// Ranks may share a device, and others need some of it.
+void require_memory(size_t bytes) {
+  size_t left = 0;
+  check(executor::memory_left(&left), "a look at the memory that is left");
+  if (left >= bytes + bytes / 4) return;
+  const auto mib = [](size_t n) { return std::to_string(n >> 20) + " MiB"; };
+  throw MachineTooSmall("expected " + mib(bytes) + " of memory on the device and a quarter more, met " +
+                        mib(left) + " left; take a larger device, or fewer ranks and jobs on it");
+}
+
+// Rows so far apart that the last begins 4 GiB behind the first. One rank of them makes the mistake,
+// so that those who share a device have room for it.
+void through_four_gigabytes(Rank& rank, const View& in, const View& out) {
+  if (rank.world_rank() > 0) return convert(in, out);
   const int64_t rows = in.shape.at(0), row = in.elements() / std::max<int64_t>(rows, 1),
                 apart = (int64_t(1) << 32) / int64_t(size_of(in.dtype)) /
                             std::max<int64_t>(rows - 1, 1) +
                         row;
+  require_memory(size_t(apart * (rows - 1) + row) * size_of(in.dtype));
   const Kept memory(in.dtype, {apart * (rows - 1) + row});
   View far = memory.view();
   far.shape = {rows, row}, far.strides = {apart, 1};

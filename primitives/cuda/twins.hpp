@@ -3,13 +3,14 @@
 // module of devices makes them.
 //
 //   twin                     of              the fault
-//   event_wait_missing       mapping_copy    the result is made on a side stream; nobody waits for
-//   it input_wait_missing       mapping_copy    the side stream does not wait for the argument
+//   event_wait_missing       mapping_copy    nobody waits for the side stream that makes the result
+//   input_wait_missing       mapping_copy    the side stream does not wait for the argument
 //   refilled_before_read     mapping_copy    a buffer is filled again before its reader on the side
 //                                            stream is done
 //   tail_unwritten           mapping_copy    the grid is rounded down to whole warps
 //   dense_read               mapping_copy    a strided view is read as if it had no gaps
-//   offset_in_32_bits        mapping_copy    byte offsets wrap at 4 GiB, in a buffer of that size
+//   offset_in_32_bits        mapping_copy    byte offsets wrap at 4 GiB, in a buffer of that size on
+//                                            one rank; a device without that memory is too small
 //   barrier_missing          norm_sequence   a block's sum is read before all of its warps have
 //                                            written theirs
 //

@@ -23,7 +23,7 @@ bool on_device() { return false; }
 
 int allocate(void** memory, size_t bytes, void*) {
   *memory = std::malloc(bytes ? bytes : 1);
-  if (!*memory) return 2;
+  if (!*memory) return out_of_memory;
   std::memset(*memory, 0xFF, bytes);
   return 0;
 }

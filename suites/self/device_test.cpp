@@ -570,6 +570,28 @@ TEST(Program, ADeviceWithoutMemoryIsNoFailureOfTheSubjectAndReleasesTheOthers) {
   }
 }
 
+// 2 GiB are less than the 4 GiB of offset_in_32_bits: it is not proven there, and says so; everything
+// else is.
+TEST(Program, AControlForWhichTheDeviceIsTooSmallIsNotProvenWithAReason) {
+  const char* small = "SHARDPROOF_DOUBLE_STREAMS=fast SHARDPROOF_DOUBLE_LEFT=2147483648";
+  const Ran ran = program("gate mapping_copy --device cuda --tier smoke --ranks 2,4", small);
+  EXPECT_EQ(ran.exit, 0) << ran.text;
+  EXPECT_TRUE(ran.says(", 1 NOT PROVEN")) << ran.text;
+  EXPECT_TRUE(ran.says("control offset_in_32_bits NOT PROVEN (expected 4096 MiB of memory on the "
+                       "device and a quarter more, met 2048 MiB left"))
+      << ran.text;
+  const Ran alone = program("run mapping_copy tp=2 device=cuda control=offset_in_32_bits", small);
+  EXPECT_EQ(alone.exit, 3) << alone.text;
+  EXPECT_TRUE(alone.says("met 2048 MiB left")) << alone.text;
+}
+
+TEST(Program, AKernelForWhichThereIsNoMemoryIsNoFailureOfTheSubject) {
+  const Ran ran = program("run attention_ring cp=2 device=cuda", "SHARDPROOF_DOUBLE_LEFT=64");
+  EXPECT_EQ(ran.exit, 3) << ran.text;
+  EXPECT_TRUE(ran.says("expected memory for an allocation, met a device without")) << ran.text;
+  EXPECT_FALSE(ran.says("FAILED")) << ran.text;
+}
+
 TEST(Program, OperatorsActOnDeviceBuffers) {
   for (const char* place : {"staged", "nccl"}) {
     const Ran ran =

@@ -288,6 +288,15 @@ TEST(ExitCode, AControlWithoutAHealthyTwinIsExplainedByTheFailure) {
   EXPECT_EQ(counts(report_of({}, {unjudged})).unjudged, 1);
 }
 
+// Nobody is blamed for a machine that is too small for a control, and none is counted as caught.
+TEST(ExitCode, AControlForWhichTheMachineIsTooSmallIsCountedApart) {
+  const auto unproven = with(ControlResult::unproven);
+  EXPECT_EQ(exit_code(report_of({healthy()}, {caught(), unproven})), 0);
+  const Counts n = counts(report_of({}, {caught(), unproven}));
+  EXPECT_EQ(n.unproven, 1);
+  EXPECT_EQ(n.caught, 1);
+}
+
 TEST(ExitCode, AMarginUnderTenProvesNothingUnlessExact) {
   EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", 9.99)})), 3);
   EXPECT_EQ(exit_code(report_of({healthy()}, {caught("c", 10)})), 0);

@@ -14,6 +14,7 @@
 // SHARDPROOF_DOUBLE_DEVICES=N  there are N devices (1)
 // SHARDPROOF_DOUBLE_CODE=N     counting devices gives code N
 // SHARDPROOF_DOUBLE_FULL=N     there is no memory left on device N
+// SHARDPROOF_DOUBLE_LEFT=BYTES is left of a device's memory when a kernel asks for some of it
 // SHARDPROOF_DOUBLE_KERNEL=W   mapping_copy is wrong: host_access, null_stream, past_the_end,
 // sticky_code, or sticky_once:FILE, which is so in the one case that can make the file;
 // two_streams: it is right, on a side stream with both of its waits
