@@ -117,7 +117,7 @@ class Execution {
       : host_(host), job_(job), registry_(registry), line_(parse(job.line, registry)),
         asked_(line_),
         contract_(registry.contract(line_.contract)), test_(under_test(line_, registry)), state_(*host.state),
-        device_(on_device(line_) ? &device_of_rank(host.rank) : nullptr),
+        device_(on_device(line_) ? &device_of_rank(host) : nullptr),
         delays_(line_.seed(), state_, *host.door) {
     state_.rank = host.rank;
     state_.size = host.size;

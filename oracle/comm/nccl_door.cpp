@@ -119,7 +119,7 @@ Ticket NcclDoor::start(const Call& call, const View& in, const View& out, Stream
     device_.record(ready_, stream);
     device_.order(own_, ready_);
   }
-  if (call.group->size() == 1) {  // asks for no other rank
+  if (call.group->size() == 1 && state_.size > 1) {  // asks for no other rank
     if (on_host && in.bytes() > 0)
       std::memmove(out.data, in.data, size_t(in.bytes()));
     else if (in.data != out.data)
@@ -415,7 +415,7 @@ struct NcclRank {
     if (nccl) nccl->new_job();
     if (!nccl && !none) try {
         ::setenv("NCCL_ALGO", "Ring", 0);
-        nccl = std::make_unique<NcclDoor>(device_of_rank(host.rank), device_module().nccl,
+        nccl = std::make_unique<NcclDoor>(device_of_rank(host), device_module().nccl,
                                           *host.door, *host.state, scale);
       } catch (const Infrastructure& e) {
         none = std::make_unique<NoDoor>(e.what());

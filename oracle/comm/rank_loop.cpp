@@ -118,7 +118,7 @@ void serve(const Arena& arena, int rank, bool threads, const RankMain& main) {
     state.case_number = head.case_number;
     state.mesh = nullptr;
     door.new_job();
-    RankHost host{rank, arena.ranks, &door, state.trace, threads, &state};
+    RankHost host{rank, arena.ranks, &door, state.trace, threads, &state, rank};
     run_job(arena, number, host, main);
   }
 }

@@ -19,6 +19,7 @@ struct RankHost {
   Trace* trace = nullptr;
   bool threads = false;      // ranks share the process
   RankState* state = nullptr;  // the transport reads phase, shot and case from here; the executor writes
+  int local_rank = -1;       // among the ranks of this machine; -1: its launcher says
 };
 // Runs one job on one rank and returns its record. Must not exit or throw (what it throws all the
 // same becomes RankOutcome::threw). Called again for every job in the same process.

@@ -14,8 +14,10 @@ namespace {
 
 constexpr int yields_first = 100;
 
-// Launchers say which rank of its machine a process is; forked ranks are all on one.
-int local_rank_of(int rank) {
+// Launchers say which rank of its machine a process is. Forked ranks are all on one, and what the
+// environment says is then of the program that forked them.
+int local_rank_of(const RankHost& host) {
+  if (host.local_rank >= 0) return host.local_rank;
   for (const char* name :
        {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"}) {
     const char* text = std::getenv(name);
@@ -24,7 +26,7 @@ int local_rank_of(int rank) {
         value >= 0)
       return value;
   }
-  return rank;
+  return host.rank;
 }
 
 }  // namespace
@@ -157,12 +159,12 @@ void DeviceContext::order(Stream s, Event e) const {
   check(api_.order(s, e), "ordering a stream behind an event");
 }
 
-DeviceContext& device_of_rank(int rank) try {
+DeviceContext& device_of_rank(const RankHost& host) try {
   thread_local std::unique_ptr<DeviceContext> own;
-  if (!own) own = std::make_unique<DeviceContext>(device_module().api, local_rank_of(rank));
+  if (!own) own = std::make_unique<DeviceContext>(device_module().api, local_rank_of(host));
   return *own;
 } catch (const DeviceError& e) {
-  throw Infrastructure(fmt::format("rank {} has no device: {}", rank, e.what()));
+  throw Infrastructure(fmt::format("rank {} has no device: {}", host.rank, e.what()));
 }
 
 }  // namespace shardproof

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "oracle/comm/world.hpp"
 #include "oracle/device.hpp"
 
 namespace shardproof {
@@ -74,6 +75,6 @@ class DeviceContext {
 };
 
 // Of the calling rank; made at the first call. Throws Infrastructure where there is none.
-DeviceContext& device_of_rank(int rank);
+DeviceContext& device_of_rank(const RankHost&);
 
 }  // namespace shardproof

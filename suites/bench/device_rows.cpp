@@ -146,7 +146,7 @@ std::string reach(const char* how, double limit, bool reached) {
 class Measured {
  public:
   Measured(RankHost& host, const Registry& registry, int64_t scale)
-      : host_(host), registry_(registry), scale_(scale), device_(device_of_rank(host.rank)) {}
+      : host_(host), registry_(registry), scale_(scale), device_(device_of_rank(host)) {}
 
   std::vector<Row> rows() {
     digests();

@@ -592,6 +592,18 @@ TEST(Program, AKernelForWhichThereIsNoMemoryIsNoFailureOfTheSubject) {
   EXPECT_FALSE(ran.says("FAILED")) << ran.text;
 }
 
+// A shell that Slurm gave says that it is rank 0 of its machine; the ranks that are forked there are
+// not.
+TEST(Program, ForkedRanksTakeDevicesByTheirOwnNumber) {
+  for (const char* place : {"", "transport=nccl"}) {
+    const Ran ran = program(fmt::format("run mapping_all_reduce tp=2 device=cuda {}", place),
+                            "SLURM_LOCALID=0 LOCAL_RANK=0 SHARDPROOF_DOUBLE_DEVICES=2 "
+                            "SHARDPROOF_DOUBLE_FULL=1");
+    EXPECT_EQ(ran.exit, 3) << ran.text;
+    EXPECT_TRUE(ran.says("memory for rank 1 of this machine, met a device without")) << ran.text;
+  }
+}
+
 TEST(Program, OperatorsActOnDeviceBuffers) {
   for (const char* place : {"staged", "nccl"}) {
     const Ran ran =

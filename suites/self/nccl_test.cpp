@@ -105,6 +105,7 @@ struct Asked : testing::Test {
     DeviceContext device(double_api(), me);
     RankState state;
     state.rank = me;
+    state.size = world;
     Group group;
     group.members.resize(size_t(p));
     std::iota(group.members.begin(), group.members.end(), 0);
@@ -128,6 +129,7 @@ struct Asked : testing::Test {
     return heard;
   }
   Alone host;
+  int world = 8;
   const Words made = {"host all_reduce", "unique_id", "host broadcast"};  // of a communicator
 };
 
@@ -188,6 +190,13 @@ TEST_F(Asked, EmptyCallsMeetAndAskNothingMore) {
   const Words heard = calls_of(Op::all_reduce, Reduce::sum, DType::f32, 0, 0, 0, 2, 0);
   EXPECT_EQ(heard.front(), "meet all_reduce 0");
   EXPECT_EQ(heard.back(), "create 0 of 2");
+}
+
+TEST_F(Asked, AGroupOfOneCopiesExceptInAWorldOfOne) {
+  const auto sums = [&] { return calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 1, 0); };
+  EXPECT_EQ(sums(), Words());
+  world = 1;
+  EXPECT_EQ(sums(), joined({{"meet all_reduce 3"}, made, {"create 0 of 1", "all_reduce sum 3"}}));
 }
 
 TEST_F(Asked, AnErrorAbortsAndReleasesTheOthersInNcclsWords) {
@@ -411,6 +420,15 @@ TEST(Program, HalfTypesAreRoundedAtEveryHopOfTheRing) {
     const Ran ran = program(fmt::format("run {} transport=nccl device=cuda", line), eight);
     EXPECT_EQ(ran.exit, 0) << line << "\n" << ran.text;
   }
+}
+
+// One device shows that much of NCCL: the lines of one rank go through it.
+TEST(Program, ALineOfOneRankGoesThroughNccl) {
+  const auto run = [&](const char* what) {
+    return program("run mapping_all_reduce transport=nccl device=cuda", planted(what));
+  };
+  EXPECT_EQ(run("").exit, 0) << run("").text;
+  EXPECT_EQ(run("call_fails@0").exit, 3) << "NCCL was not asked";
 }
 
 TEST(Program, FewerDevicesThanRanksAreRefusedInOneLineAndNotProven) {
