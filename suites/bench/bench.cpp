@@ -328,9 +328,11 @@ std::vector<Measurement> measurements_of_files(const Registry& registry, const s
            }}};
 }
 
-void print(const std::vector<Row>& rows) {
-  std::printf("%-28s %-10s %5s %12s  %-6s %s\n", "name", "transport", "ranks", "value", "unit", "against");
-  for (const Row& r : rows) std::printf("%-28s %-10s %5d %12.4g  %-6s %s\n", r.name.c_str(), r.transport.c_str(), r.ranks, r.value, r.unit.c_str(), r.against.c_str());
+// At once: what comes later may be cut short.
+void print(const Row& r, bool first) {
+  if (first) std::printf("%-28s %-10s %5s %12s  %-6s %s\n", "name", "transport", "ranks", "value", "unit", "against");
+  std::printf("%-28s %-10s %5d %12.4g  %-6s %s\n", r.name.c_str(), r.transport.c_str(), r.ranks, r.value, r.unit.c_str(), r.against.c_str());
+  std::fflush(stdout);
 }
 
 void write(const std::vector<Row>& rows, const std::string& file) {
@@ -377,18 +379,26 @@ int main(int argc, char** argv) try {
   const auto command = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "shardproof";
   const Registry registry = all_families();
   std::vector<Row> rows;
-  if (device_scale > 0) rows = device_rows(registry, device_scale);
+  const auto put = [&](const Row& row) {
+    print(row, rows.empty());
+    rows.push_back(row);
+  };
   std::vector<Measurement> all;
-  if (device_scale == 0) all = measurements(registry, argv[0], command.string());
+  if (device_scale > 0)
+    device_rows(registry, device_scale, put);
+  else
+    all = measurements(registry, argv[0], command.string());
   if (!files.empty())
     for (Measurement& m : measurements_of_files(registry, files, gib)) all.push_back(std::move(m));
-  for (const Measurement& m : all)
-    if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end()) m.rows(rows);
+  for (const Measurement& m : all) {
+    std::vector<Row> measured;
+    if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end()) m.rows(measured);
+    for (const Row& row : measured) put(row);
+  }
   if (rows.empty()) {
     std::fprintf(stderr, "shardproof_bench: --only: expected the name of a row, met '%s'; without it all rows are printed\n", only.c_str());
     return 2;
   }
-  print(rows);
   if (!file.empty()) write(rows, file);
   return 0;
 } catch (const shardproof::BadInput& e) {

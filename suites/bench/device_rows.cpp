@@ -148,11 +148,23 @@ class Measured {
   Measured(RankHost& host, const Registry& registry, int64_t scale)
       : host_(host), registry_(registry), scale_(scale), device_(device_of_rank(host)) {}
 
-  std::vector<Row> rows() {
-    digests();
-    for (const char* dtype : {"f32", "bf16"}) linear(dtype);
-    attention("f32", 3);
-    attention("bf16", 10);
+  static constexpr size_t parts = 5;
+  std::vector<Row> part(size_t number) {
+    switch (number) {
+      case 0:
+        digests();
+        break;
+      case 1:
+      case 2:
+        linear(number == 1 ? "f32" : "bf16");
+        break;
+      case 3:
+        attention("f32", 3);
+        break;
+      case 4:
+        attention("bf16", 10);
+        break;
+    }
     return std::move(rows_);
   }
 
@@ -260,21 +272,25 @@ std::vector<Row> rows_of(const std::string& text) {
 
 }  // namespace
 
-std::vector<Row> device_rows(const Registry& registry, int64_t scale) {
+void device_rows(const Registry& registry, int64_t scale, const std::function<void(const Row&)>& put) {
   if (const std::string missing = device_missing(); !missing.empty())
     throw Infrastructure("expected a device to measure, met none: " + missing);
   WorldSpec spec;
   spec.ranks = 1;
-  const auto world = start_world(spec, [&](RankHost& host, std::span<const std::byte>) {
-    const std::string text = text_of(Measured(host, registry, scale).rows());
+  const auto world = start_world(spec, [&](RankHost& host, std::span<const std::byte> job) {
+    const std::string text = text_of(Measured(host, registry, scale).part(size_t(job[0])));
     const auto bytes = std::as_bytes(std::span(text));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
   });
-  const auto outcomes = world->run({}, 1, 600);
-  if (outcomes[0].end != RankOutcome::finished)
-    throw Infrastructure("the rows of devices were not measured: " + outcomes[0].text);
-  const auto& record = outcomes[0].record;
-  return rows_of(std::string(reinterpret_cast<const char*>(record.data()), record.size()));
+  for (size_t part = 0; part < Measured::parts; ++part) {
+    const std::byte job{uint8_t(part)};
+    const auto outcomes = world->run(std::span(&job, 1), uint32_t(part), 600);
+    if (outcomes[0].end != RankOutcome::finished)
+      throw Infrastructure("the rows of devices were not measured: " + outcomes[0].text);
+    const auto& record = outcomes[0].record;
+    for (const Row& row : rows_of(std::string(reinterpret_cast<const char*>(record.data()), record.size())))
+      put(row);
+  }
 }
 
 }  // namespace shardproof

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -21,13 +22,15 @@
 #include "oracle/cuda/staged_door.hpp"
 #include "oracle/digest/digest.hpp"
 #include "oracle/registry.hpp"
+#include "suites/bench/device_rows.hpp"
 #include "suites/self/device_double/program.hpp"
 
 namespace shardproof {
 namespace {
 
 namespace fs = std::filesystem;
-using doubles::double_api, doubles::double_module, doubles::here, doubles::open_module;
+using doubles::double_api, doubles::double_folder, doubles::double_module, doubles::here;
+using doubles::open_module;
 using doubles::fast;
 using doubles::program, doubles::Ran, doubles::shell;
 
@@ -670,6 +673,24 @@ TEST(Program, BrokenTwinsRunWhereTheyWereMade) {
     EXPECT_TRUE(ran.says("where the broken twin runs")) << ran.text;
   }
   EXPECT_EQ(program("run mapping_reduce tp=2 subject=cuda").exit, 2);
+}
+
+// ---- What the bench measures of a device
+
+TEST(Bench, EveryRowOfADeviceIsMeasured) {
+  ::setenv("SHARDPROOF_MODULES", double_folder().c_str(), 1);
+  std::vector<std::string> names;
+  device_rows(all_families(), 512, [&](const Row& r) {
+    names.push_back(r.name);
+    EXPECT_TRUE(std::isfinite(r.value) && r.value > 0) << r.name << " " << r.value;
+    EXPECT_NE(r.unit, "") << r.name;
+    EXPECT_NE(r.against, "") << r.name;
+  });
+  ::unsetenv("SHARDPROOF_MODULES");
+  EXPECT_EQ(names, (std::vector<std::string>{
+                       "device_read_bandwidth", "device_digest_words", "device_digest_two_lanes",
+                       "device_digest_whole", "device_digest_elements", "device_linear_f32",
+                       "device_linear_bf16", "device_attention_f32", "device_attention_bf16"}));
 }
 
 // ---- The module that holds CUDA
