@@ -10,7 +10,6 @@
 //   dq = sum ds k   dk = sum ds q   dv = sum p g
 #pragma once
 #include <cmath>
-#include <limits>
 
 #include "primitives/element.hpp"
 
@@ -72,7 +71,7 @@ struct AttendBlock {
   template <class A, class Team>
   SHARDPROOF_HD void row(int64_t r, const Team& team) const {
     const int64_t query = r / of.heads, head = r % of.heads, width = of.value_dim;
-    const A nothing = -std::numeric_limits<A>::infinity();
+    const A nothing = -A(INFINITY);
     A* p = team.template scratch<A>();
     A top = m.load<A>(r), sum = l.load<A>(r);
     for (int64_t first = 0; first < of.key_count(); first += Team::tile) {
@@ -129,7 +128,7 @@ struct AttentionOutput {
     kept_o.store(i, value);
     if (i % value_dim != 0) return;
     const A total =
-        sum == 0 ? -std::numeric_limits<A>::infinity() : A(m.load<A>(r) + std::log(sum));
+        sum == 0 ? -A(INFINITY) : A(m.load<A>(r) + std::log(sum));
     lse.store(r, total);
     kept_lse.store(r, total);
   }

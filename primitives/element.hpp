@@ -118,6 +118,9 @@ struct Tensor {
   SHARDPROOF_HD int64_t place(int64_t i) const {
     if (dims == 0) return 0;
     int64_t offset = 0;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1  // written out at every load it is most of what ptxas has to do
+#endif
     for (int d = dims - 1; d > 0; --d) {
       offset += i % shape[d] * strides[d];
       i /= shape[d];

@@ -70,3 +70,12 @@ add_library(device_double MODULE EXCLUDE_FROM_ALL ${sources} primitives/cuda/gem
 set_target_properties(device_double PROPERTIES PREFIX "" OUTPUT_NAME shardproof_cuda
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/device_double)
 target_link_libraries(device_double PRIVATE shardproof_primitives)
+# A module of devices holds the primitives and nothing of the judge: what else it would need shows here, and not
+# where a rank loads it.
+if(NOT SHARDPROOF_SANITIZE)
+  foreach(module device_double shardproof_cuda)
+    if(TARGET ${module})
+      target_link_options(${module} PRIVATE -Wl,--no-undefined)
+    endif()
+  endforeach()
+endif()
