@@ -47,7 +47,7 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
     enable_language(CUDA)
     file(GLOB sources CONFIGURE_DEPENDS primitives/cuda/*.cpp primitives/cuda/*.cu)
     add_library(shardproof_cuda MODULE oracle/cuda/module.cpp oracle/cuda/digest.cu
-      oracle/cuda/divide.cu oracle/cuda/spin.cu ${sources})
+      oracle/cuda/divide.cu oracle/cuda/spin.cu oracle/cuda/word_sum.cu ${sources})
     shardproof_cuda_architectures(architectures)
     set_target_properties(shardproof_cuda PROPERTIES PREFIX "" CUDA_ARCHITECTURES "${architectures}"
       CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Shared
@@ -62,6 +62,9 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
   endif()
 endif()
 message(STATUS "CUDA module: ${cuda_summary}")
+
+# The headers of CCCL, for what runs on its host system in tests: in a folder of their own from CUDA 13 on.
+find_path(CCCL_INCLUDE thrust/reduce.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include PATH_SUFFIXES cccl)
 
 # A device that is none, for the tests of everything above it: found in its own folder only.
 file(GLOB sources CONFIGURE_DEPENDS suites/self/device_double/*.cpp)

@@ -46,13 +46,6 @@ __global__ void __launch_bounds__(threads) lanes_of_digest(Units u, shardproof_d
   for (int lane = 0; lane < lanes; ++lane) add_to(&sum->lane[lane], own[lane]);
 }
 
-__global__ void __launch_bounds__(threads)
-    words(const ulonglong2* x, uint64_t pairs, uint64_t* sum) {
-  uint64_t own = 0;
-  for (uint64_t i = place(); i < pairs; i += stride()) own += x[i].x + x[i].y;
-  add_to(sum, own);
-}
-
 unsigned blocks(uint64_t units) {
   const uint64_t wanted = (units + threads - 1) / threads;
   return unsigned(wanted < most_blocks ? wanted : most_blocks);
@@ -70,13 +63,6 @@ int digest_on_device(const void* memory, uint64_t elements, const shardproof_has
                       : parts == DigestParts::one_lane ? lanes_of_digest<1>
                                                        : lanes_of_digest<2>;
   kernel<<<blocks(u.units), threads, 0, static_cast<cudaStream_t>(stream)>>>(u, sum);
-  return cudaGetLastError();
-}
-
-int sum_of_words(const void* memory, uint64_t count, uint64_t* sum, void* stream) {
-  if (count == 0) return cudaSuccess;
-  words<<<blocks(count / 2), threads, 0, static_cast<cudaStream_t>(stream)>>>(
-      static_cast<const ulonglong2*>(memory), count / 2, sum);
   return cudaGetLastError();
 }
 
