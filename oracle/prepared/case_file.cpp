@@ -151,15 +151,20 @@ bool seal_holds(const std::string& text) {
   return at != text.npos && sealed(text.substr(0, at)) == text;
 }
 
-std::string text_of(const tensors::MappedFile& file) {
-  const auto bytes = file.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& expected,
                          const std::string& met) {
   throw BadInput(
       fmt::format("{}: expected {}, met {}; prepare the folder again", path, expected, met));
+}
+
+// A case of 64 ranks and hundreds of shots is below a MiB.
+std::string text_of(const tensors::MappedFile& file) {
+  constexpr size_t most = size_t(64) << 20;
+  const auto bytes = file.bytes();
+  if (bytes.size() > most)
+    refuse(file.path(), fmt::format("at most {} bytes", most), std::to_string(bytes.size()));
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 const JsonValue& member(const JsonValue& v, const std::string& name, JsonValue::Kind kind,
@@ -260,7 +265,7 @@ void require_prepared(const std::string& folder) {
   };
   const auto begun = [&](auto of) {
     for (const auto& entry : fs::directory_iterator(folder, error))
-      if (of(entry.path().filename().string(), entry.is_directory())) return true;
+      if (of(entry.path().filename().string(), entry.is_directory(error))) return true;
     return false;
   };
   if (there(case_name) || there(battery_name)) return;
@@ -284,13 +289,15 @@ CaseFile read_case(const std::string& folder, const Registry& registry) {
   std::vector<std::string> only;
   for (const JsonValue& check : member(v, "asked", JsonValue::array, path).items)
     only.push_back(check.words);
+  const std::string canonical = member(v, "canonical", JsonValue::text, path).words;
   try {
     for (const std::string& check : only) check_named(check);
-    const Case line = parse(member(v, "canonical", JsonValue::text, path).words, registry);
+    const Case line = parse(canonical, registry);
     if (!seal_holds(text)) refuse_large_edit(path, line, registry);
     c.plan = plan_of(line, only, registry);
   } catch (const BadInput& e) {
-    throw BadInput(fmt::format("{}: {}", path, e.what()));
+    const std::string why = e.what();
+    throw BadInput(why.starts_with(path) ? why : fmt::format("{}: {}", path, why));
   }
   for (const JsonValue& file : member(v, "files", JsonValue::array, path).items) {
     const JsonValue* digest = file.find("in_xxh3");

@@ -43,6 +43,7 @@ struct Unanswered : BadInput {
 
 void same_case(const Answer::Card& card, const std::string& digest, int rank) {
   const auto& [path, metadata] = card;
+  const auto met = [](const std::string& word) { return word.size() > 40 ? in_quotes(word) : word; };
   const auto found = metadata.find("case");
   if (found == metadata.end())
     refuse(path,
@@ -54,12 +55,12 @@ void same_case(const Answer::Card& card, const std::string& digest, int rank) {
         path, fmt::format("a file of the case {}", digest),
         fmt::format(
             "one of {}; files of different cases are mixed, run the program on this folder again",
-            found->second));
+            met(found->second)));
   // A program may say which rank it was.
   if (const auto said = metadata.find("rank");
       said != metadata.end() && said->second != std::to_string(rank))
     refuse(path, fmt::format("the file of rank {}", rank),
-           fmt::format("that of rank {}", said->second));
+           fmt::format("that of rank {}", met(said->second)));
 }
 
 // A program may say which run it was, in the same words in every file of every rank. One that says

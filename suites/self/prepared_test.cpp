@@ -369,6 +369,35 @@ TEST_F(Answered, AnswersOfTwoRunsOfOneCaseAreNotMixed) {
                   "runs are mixed, run the program again"});
 }
 
+// What another program put there is not repeated at length.
+TEST_F(Answered, OddFilesGetOneShortLine) {
+  const auto is_short = [&](const std::string& file, const std::vector<std::string>& parts) {
+    expect_refused(file, parts);
+    const std::string said = refusal();
+    EXPECT_LT(said.size(), path(file).size() + 250) << said;
+    EXPECT_EQ(said.find(path(file), 1), said.npos) << "named twice: " << said;
+  };
+  const std::string all = text("case.json"), out = text("rank0.out.safetensors");
+  const size_t canonical = all.find("\"canonical\": \"");
+  write("case.json", std::string(all).replace(canonical, 14, "\"canonical\": 7, \"x\": \""));
+  is_short("case.json", {"a text under 'canonical', met 7"});
+  fs::resize_file(path("case.json"), size_t(65) << 20);
+  is_short("case.json", {"at most 67108864 bytes, met 68157440"});
+  fs::remove(path("case.json"));
+  fs::create_symlink("case.json", path("case.json"));
+  is_short("case.json", {"expected"});
+  fs::remove(path("case.json"));
+  write("case.json", all);
+  const std::string digest = read_case(folder, families()).digest;
+  tensors::write_safetensors(path("rank0.out.safetensors"), {}, {{"case", std::string(9999, 'x')}});
+  is_short("rank0.out.safetensors", {"files of different cases are mixed"});
+  tensors::write_safetensors(path("rank0.out.safetensors"), {},
+                             {{"case", digest}, {"rank", std::string(9999, '\n')}});
+  is_short("rank0.out.safetensors", {"expected the file of rank 0"});
+  write("rank0.out.safetensors", out);
+  EXPECT_EQ(refusal(), "accepted");
+}
+
 // The same case has the same digest: what was answered before would pass for an answer to it.
 TEST_F(Answered, PreparingRemovesWhatWasAnsweredBefore) {
   for (const char* name : {"rank7.out.safetensors", "rankx.out.safetensors", "mine.txt"})
