@@ -344,7 +344,7 @@ class Execution {
     enter(Phase::forward);
     f.saved = kernel_->forward(*rank_, in, out);
     enter(Phase::harness);
-    for (size_t i = 0; i < outputs_.size(); ++i) take_digest(outputs_[i], f.outputs[i]);
+    for (Placed& b : f.outputs) b.take_digest();
     fetch({&f.inputs, &f.outputs});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < outputs_.size(); ++i) check_result(f.outputs[i], outputs_[i].operand.name, record);
@@ -406,7 +406,7 @@ class Execution {
       kernel_->finish(*rank_, *f.saved, out);
     }
     enter(Phase::harness);
-    for (size_t i = 0; i < gradients_.size(); ++i) take_digest(gradients_[i], gradients[i]);
+    for (Placed& b : gradients) b.take_digest();
     fetch({&f.inputs, &cotangents, &gradients, &sums_});
     for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
     for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name(), record);
@@ -427,6 +427,7 @@ class Execution {
   Placed unsent(const Slot& s) const { return {Buffer(s.dtype, s.local, strides()), device_}; }
   Placed fresh(const Slot& s) const {  // poisoned where the subject will write
     Placed b = unsent(s);
+    if (has_copies(s)) b.reserve_digest();
     b.send();
     return b;
   }
@@ -439,14 +440,13 @@ class Execution {
     for (const Placed& b : arguments) b.bring_again();
   }
 
-  // Copies are compared where they lie, too.
-  void take_digest(const Slot& s, Placed& result) const {
-    const auto copied = [&](const auto& axis) {
+  // Other ranks hold the same: copies are compared where they lie, too.
+  bool has_copies(const Slot& s) const {
+    return std::any_of(s.layout.begin(), s.layout.end(), [&](const auto& axis) {
       const auto kind = axis.second.kind;
       return line_.ranks(axis.first) > 1 &&
              (kind == Placement::invariant || kind == Placement::replicate);
-    };
-    if (device_ && std::any_of(s.layout.begin(), s.layout.end(), copied)) result.take_digest();
+    });
   }
 
   // What the subject left, on the host, to be looked at: behind everything on the rank's stream.

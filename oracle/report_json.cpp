@@ -28,7 +28,8 @@
 //   controls   one entry for each broken run:
 //     line (canonical, the witness) short control kind (operator; null: a named control) family
 //     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
-//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged | unproven)
+//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged |
+//     unproven)
 //     caught_by reason imitates ratio bound exact margin ("inf" where exact: any error is
 //     infinitely far above the bound) rank index where seconds replay
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// What a control throws where this machine has less than it needs to show its bug: it stays unproven,
-// for this reason.
+// What a control throws where this machine has less than it needs to show its bug: it stays
+// unproven, for this reason.
 #pragma once
 #include "oracle/comm/door.hpp"
 

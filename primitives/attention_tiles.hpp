@@ -127,8 +127,7 @@ struct AttentionOutput {
     o.store(i, value);
     kept_o.store(i, value);
     if (i % value_dim != 0) return;
-    const A total =
-        sum == 0 ? -A(INFINITY) : A(m.load<A>(r) + std::log(sum));
+    const A total = sum == 0 ? -A(INFINITY) : A(m.load<A>(r) + std::log(sum));
     lse.store(r, total);
     kept_lse.store(r, total);
   }

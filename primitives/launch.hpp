@@ -3,7 +3,7 @@
 //
 //   host/          runs a body at once, a serial loop; products by Eigen
 //   cuda/          a kernel on the stream: one thread an element, one block a row; cuBLAS
-//   device_double  (suites/self) puts the serial loop into a queue: the order of a stream, no device
+//   device_double  (suites/self) puts the serial loop into a queue in the order of a stream
 //
 // Each returns the runtime's code, 0 for success. Work on one stream is done in the order in which
 // it was given.
@@ -42,7 +42,7 @@ template <class Body>
 int launch(const Body&, void* stream);
 int launch(const Gemm&, void* stream);
 
-bool on_device();  // where memory that it allocates lies
+bool on_device();                // where memory that it allocates lies
 int memory_left(size_t* bytes);  // of a device
 int allocate(void** memory, size_t bytes, void* stream);
 int release(void* memory, void* stream);

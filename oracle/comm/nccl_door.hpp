@@ -6,8 +6,8 @@
 //           the door's own
 //   wait    what comes next on the caller's stream is done behind the call; the host does not wait
 //
-// Groups of one rank copy. In a world of one they are NCCL's all the same: it is all that one device
-// can show of it.
+// Groups of one rank copy. In a world of one they are NCCL's all the same: it is all that one
+// device can show of it.
 //
 // Communicators do not block: creating one, issuing a call and waiting for a stream are polled, and
 // a deadline, an error of NCCL or a release by another rank aborts all of them, so that nothing

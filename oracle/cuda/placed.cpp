@@ -23,6 +23,7 @@ Placed& Placed::operator=(Placed&& other) noexcept {
   std::swap(withdrawn_, other.withdrawn_);
   std::swap(sum_, other.sum_);
   std::swap(fetched_, other.fetched_);
+  std::swap(taken_, other.taken_);
   std::swap(bytes_, other.bytes_);
   return *this;
 }
@@ -49,17 +50,19 @@ void Placed::bring_again() const {
 }
 void Placed::fetch() {
   if (mirror_) device_->copy_out(storage(), mirror_, bytes_, device_->stream());
-  if (sum_)
+  if (taken_)
     device_->copy_out(reinterpret_cast<std::byte*>(&fetched_), reinterpret_cast<std::byte*>(sum_),
                       sizeof fetched_, device_->stream());
 }
+void Placed::reserve_digest() {
+  if (mirror_ && !sum_)
+    sum_ = reinterpret_cast<shardproof_digest*>(device_->allocate(sizeof fetched_));
+}
 void Placed::take_digest() {
   const View v = view();
-  if (!mirror_ || v.elements() == 0 || !v.contiguous()) return;
-  auto* memory = reinterpret_cast<std::byte*>(sum_);
-  if (!memory) memory = device_->allocate(sizeof fetched_);
-  sum_ = reinterpret_cast<shardproof_digest*>(memory);
-  device_->fill(memory, 0, sizeof fetched_, device_->stream());
+  if (!sum_ || v.elements() == 0 || !v.contiguous()) return;
+  taken_ = true;
+  device_->fill(reinterpret_cast<std::byte*>(sum_), 0, sizeof fetched_, device_->stream());
   device_->digest(v.data, uint64_t(v.elements()), digest::hash_of_run("", v.dtype, v.elements()),
                   DigestParts::two_lanes, sum_, device_->stream());
 }

@@ -24,9 +24,11 @@ class Placed {
   void send() const;
   void fetch();
   // The digest of a contiguous view as it lies on the device, raw, by its place in the view; in
-  // words where its length is one of words. Enqueued, there after the next fetch.
-  void take_digest();
-  const shardproof_digest* digest() const { return sum_ ? &fetched_ : nullptr; }
+  // words where its length is one of words. Enqueued, there after the next fetch. Room for it is
+  // made before the subject is called: an allocation may wait for streams that are late.
+  void reserve_digest();
+  void take_digest();  // nothing without room
+  const shardproof_digest* digest() const { return taken_ ? &fetched_ : nullptr; }
   // Takes away what was sent, and brings it again: between the two lies whatever else is put on the
   // rank's stream. Other streams that do not wait for it meet 0xEE.
   void withdraw();
@@ -39,6 +41,7 @@ class Placed {
   std::byte *mirror_ = nullptr, *withdrawn_ = nullptr;
   shardproof_digest* sum_ = nullptr;  // on the device
   shardproof_digest fetched_{};
+  bool taken_ = false;
   size_t bytes_ = 0;
 };
 

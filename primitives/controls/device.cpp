@@ -30,8 +30,7 @@ const controls::Row rows[] = {
      "device=cuda tp=2 strides=transposed", "strided views"},
     // The buffer is that large, the case is not: small tensors show nothing.
     {"mapping_copy", "offset_in_32_bits", nullptr, "forward", "ledger, lockstep",
-     "fla-org/flash-linear-attention 1080", "device=cuda tp=2",
-     "a buffer of 4 GiB on rank 0"},
+     "fla-org/flash-linear-attention 1080", "device=cuda tp=2", "a buffer of 4 GiB on rank 0"},
     // Products of f32 as if their factors had 11 bits, in a kernel that says it multiplies in f32.
     {"linear_column", "tf32_undeclared", nullptr, "forward, gradient", "ledger, lockstep, memory",
      "pytorch/pytorch 61890", "device=cuda tp=2 dtype=f32 fill=normal",

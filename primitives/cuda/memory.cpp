@@ -71,7 +71,8 @@ int order(void* later, void* earlier) {
   if (code) return code;
   code = noted(cudaEventRecord(event, static_cast<cudaStream_t>(earlier)));
   if (!code) code = noted(cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0));
-  const int destroyed = noted(cudaEventDestroy(event));  // the runtime keeps it until it is complete
+  const int destroyed =
+      noted(cudaEventDestroy(event));  // the runtime keeps it until it is complete
   return code ? code : destroyed;
 }
 

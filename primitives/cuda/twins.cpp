@@ -50,12 +50,13 @@ void require_memory(size_t bytes) {
   check(executor::memory_left(&left), "a look at the memory that is left");
   if (left >= bytes + bytes / 4) return;
   const auto mib = [](size_t n) { return std::to_string(n >> 20) + " MiB"; };
-  throw MachineTooSmall("expected " + mib(bytes) + " of memory on the device and a quarter more, met " +
-                        mib(left) + " left; take a larger device, or fewer ranks and jobs on it");
+  throw MachineTooSmall("expected " + mib(bytes) +
+                        " of memory on the device and a quarter more, met " + mib(left) +
+                        " left; take a larger device, or fewer ranks and jobs on it");
 }
 
-// Rows so far apart that the last begins 4 GiB behind the first. One rank of them makes the mistake,
-// so that those who share a device have room for it.
+// Rows so far apart that the last begins 4 GiB behind the first. One rank of them makes the
+// mistake, so that those who share a device have room for it.
 void through_four_gigabytes(Rank& rank, const View& in, const View& out) {
   if (rank.world_rank() > 0) return convert(in, out);
   const int64_t rows = in.shape.at(0), row = in.elements() / std::max<int64_t>(rows, 1),

@@ -9,8 +9,8 @@
 //                                            stream is done
 //   tail_unwritten           mapping_copy    the grid is rounded down to whole warps
 //   dense_read               mapping_copy    a strided view is read as if it had no gaps
-//   offset_in_32_bits        mapping_copy    byte offsets wrap at 4 GiB, in a buffer of that size on
-//                                            one rank; a device without that memory is too small
+//   offset_in_32_bits        mapping_copy    byte offsets wrap at 4 GiB, in a buffer of that size
+//                                            on one rank; devices without it are too small
 //   barrier_missing          norm_sequence   a block's sum is read before all of its warps have
 //                                            written theirs
 //

@@ -184,7 +184,7 @@ class Measured {
           "a sum of words");
     });
     add("device_read_bandwidth", double(bytes) / read / 1e9, "GB/s",
-        fmt::format("sum of {} MiB of words, best of 5", bytes >> 20));
+        fmt::format("sum of {} KiB of words, best of 5", bytes >> 10));
     shardproof_hash words = digest::hash_of("x", DType::f32), elements = words;
     words.unit = SHARDPROOF_WORD;
     const auto row = [&](const char* name, const shardproof_hash& hash, DigestParts parts,
@@ -272,7 +272,8 @@ std::vector<Row> rows_of(const std::string& text) {
 
 }  // namespace
 
-void device_rows(const Registry& registry, int64_t scale, const std::function<void(const Row&)>& put) {
+void device_rows(const Registry& registry, int64_t scale,
+                 const std::function<void(const Row&)>& put) {
   if (const std::string missing = device_missing(); !missing.empty())
     throw Infrastructure("expected a device to measure, met none: " + missing);
   WorldSpec spec;
@@ -288,7 +289,8 @@ void device_rows(const Registry& registry, int64_t scale, const std::function<vo
     if (outcomes[0].end != RankOutcome::finished)
       throw Infrastructure("the rows of devices were not measured: " + outcomes[0].text);
     const auto& record = outcomes[0].record;
-    for (const Row& row : rows_of(std::string(reinterpret_cast<const char*>(record.data()), record.size())))
+    for (const Row& row :
+         rows_of(std::string(reinterpret_cast<const char*>(record.data()), record.size())))
       put(row);
   }
 }

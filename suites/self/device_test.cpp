@@ -30,8 +30,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using doubles::double_api, doubles::double_folder, doubles::double_module, doubles::here;
-using doubles::open_module;
 using doubles::fast;
+using doubles::open_module;
 using doubles::program, doubles::Ran, doubles::shell;
 
 // ---- Device memory is the device's
@@ -162,6 +162,7 @@ TEST_F(PlacedBuffer, ItsDigestIsThatOfItsBytes) {
       for (int64_t i = 0; i < n; ++i) values.push_back(double(i) - 4);
       fill_from(p.host().view(), values);
       p.send();
+      p.reserve_digest();
       EXPECT_EQ(p.digest(), nullptr);
       p.take_digest();
       fetch(p);
@@ -172,6 +173,28 @@ TEST_F(PlacedBuffer, ItsDigestIsThatOfItsBytes) {
       ASSERT_EQ(shardproof_digest_run(&due, &hash, p.host().view().data, uint64_t(n), 0), 0);
       EXPECT_TRUE(digest::same(*p.digest(), due)) << name(dtype) << " " << n;
     }
+}
+
+// Between the call of the subject and the fetch of what it left nothing is allocated: the runtime
+// may wait for every stream then, and none would be late any more.
+int allocations = 0;
+TEST_F(PlacedBuffer, ADigestIsTakenWithoutAnAllocation) {
+  DeviceApi counting = double_api();
+  counting.allocate = [](void** memory, size_t bytes) {
+    ++allocations;
+    return double_api().allocate(memory, bytes);
+  };
+  const DeviceContext counted(counting, 0);
+  Placed p(Buffer(DType::f64, {3}), &counted), without(Buffer(DType::f64, {3}), &counted);
+  p.reserve_digest();
+  const int before = allocations;
+  p.take_digest();
+  without.take_digest();
+  p.fetch();
+  counted.synchronise(counted.stream());
+  EXPECT_EQ(allocations, before);
+  EXPECT_NE(p.digest(), nullptr);
+  EXPECT_EQ(without.digest(), nullptr) << "no room was made";
 }
 
 TEST_F(PlacedBuffer, MovesKeepItsMemory) {
@@ -573,15 +596,16 @@ TEST(Program, ADeviceWithoutMemoryIsNoFailureOfTheSubjectAndReleasesTheOthers) {
   }
 }
 
-// 2 GiB are less than the 4 GiB of offset_in_32_bits: it is not proven there, and says so; everything
-// else is.
+// 2 GiB are less than the 4 GiB of offset_in_32_bits: it is not proven there, and says so;
+// everything else is.
 TEST(Program, AControlForWhichTheDeviceIsTooSmallIsNotProvenWithAReason) {
   const char* small = "SHARDPROOF_DOUBLE_STREAMS=fast SHARDPROOF_DOUBLE_LEFT=2147483648";
   const Ran ran = program("gate mapping_copy --device cuda --tier smoke --ranks 2,4", small);
   EXPECT_EQ(ran.exit, 0) << ran.text;
   EXPECT_TRUE(ran.says(", 1 NOT PROVEN")) << ran.text;
-  EXPECT_TRUE(ran.says("control offset_in_32_bits NOT PROVEN (expected 4096 MiB of memory on the "
-                       "device and a quarter more, met 2048 MiB left"))
+  EXPECT_TRUE(
+      ran.says("control offset_in_32_bits NOT PROVEN (expected 4096 MiB of memory on the "
+               "device and a quarter more, met 2048 MiB left"))
       << ran.text;
   const Ran alone = program("run mapping_copy tp=2 device=cuda control=offset_in_32_bits", small);
   EXPECT_EQ(alone.exit, 3) << alone.text;
@@ -595,8 +619,8 @@ TEST(Program, AKernelForWhichThereIsNoMemoryIsNoFailureOfTheSubject) {
   EXPECT_FALSE(ran.says("FAILED")) << ran.text;
 }
 
-// A shell that Slurm gave says that it is rank 0 of its machine; the ranks that are forked there are
-// not.
+// A shell that Slurm gave says that it is rank 0 of its machine; the ranks that are forked there
+// are not.
 TEST(Program, ForkedRanksTakeDevicesByTheirOwnNumber) {
   for (const char* place : {"", "transport=nccl"}) {
     const Ran ran = program(fmt::format("run mapping_all_reduce tp=2 device=cuda {}", place),

@@ -193,7 +193,9 @@ TEST_F(Asked, EmptyCallsMeetAndAskNothingMore) {
 }
 
 TEST_F(Asked, AGroupOfOneCopiesExceptInAWorldOfOne) {
-  const auto sums = [&] { return calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 1, 0); };
+  const auto sums = [&] {
+    return calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 1, 0);
+  };
   EXPECT_EQ(sums(), Words());
   world = 1;
   EXPECT_EQ(sums(), joined({{"meet all_reduce 3"}, made, {"create 0 of 1", "all_reduce sum 3"}}));
