@@ -600,6 +600,15 @@ std::vector<std::string> words_of_line(const Words& words) {
   return {std::istream_iterator<std::string>(all), {}};
 }
 
+// The seed of the option, where the line does not say another one.
+void take_seed(Case& line, const Words& words, const Options& options) {
+  if (!options.seed || *options.seed == line.seed()) return;
+  for (const std::string& word : words_of_line(words))
+    if (word.starts_with("seed="))
+      throw BadInput(fmt::format("--seed: expected the seed once, met --seed {} beside {}; leave one out", *options.seed, word));
+  line.set("seed", std::to_string(*options.seed));
+}
+
 // Everything that a run of the line would refuse.
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
@@ -647,7 +656,7 @@ std::string note_of_uncaught(const Case& line, const Options& options, const Reg
 int run(const Words& words, const Registry& registry, int argc, char** argv) {
   Options options = options_of(words, argc, argv);
   Case line = parse_words(words_of_line(words), registry);
-  if (options.seed) line.set("seed", std::to_string(*options.seed));
+  take_seed(line, words, options);
   check_runnable(line, options, registry);
   if (!options.report.empty()) check_report_folder(options.report);
   if (!options.dump.empty()) check_report_folder(options.dump, "--dump");
@@ -679,7 +688,7 @@ int shrink(const Words& words, const Registry& registry, int argc, char** argv) 
                                "start it without a launcher",
                                outside->launcher, outside->size));
   Case line = parse_words(words_of_line(words), registry);
-  if (options.seed) line.set("seed", std::to_string(*options.seed));
+  take_seed(line, words, options);
   check_runnable(line, options, registry);
   catch_interrupts();
   const ShrinkOutcome outcome = shrink_line(line, options, registry);
@@ -764,7 +773,8 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
       throw BadInput(fmt::format(
           "{}: expected together with --tier, met without; write it in the line", option));
   Case line = parse_words(words_of_line(words), registry);
-  if (options.seed) line.set("seed", std::to_string(*options.seed));
+  take_seed(line, words, options);
+  check_world(line);
   const prepared::Member m = prepared::prepare_case(line, options.checks, folder, registry);
   say(fmt::format(
       "prepared   {} for {} ranks in {}   next: run your program there, then {} judge {}\n", m.line,
@@ -874,7 +884,7 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   if (!line.control.empty() && line.from >= o.steps)
     throw BadInput(fmt::format("key 'control': expected a step of the run, 0 to {}, met {}@{}, which would never act; use more --steps",
                                o.steps - 1, line.control, line.from));
-  if (common.seed) line.line.set("seed", std::to_string(*common.seed));
+  take_seed(line.line, words, common);
   if (!common.report.empty()) check_report_folder(common.report);
   catch_interrupts();
   require_writable_json(words);

@@ -231,6 +231,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--in-process", "--transport", "mpi"}, {"--in-process", "mpi"}},
       {{"gate", "--seed", "-1"}, {"--seed", "18446744073709551615", "'-1'"}},
       {{"gate", "--seeds", "0"}, {"--seeds", "from 1", "'0'"}},
+      {{"run", c, "seed=4", "--seed", "3"}, {"--seed 3 beside seed=4", "leave one out"}},
+      {{"drift", c, "seed=1", "--seed", "3"}, {"--seed 3 beside seed=1"}},
       {{"gate", "--jobs", "x"}, {"--jobs", "integer", "'x'"}},
       {{"gate", "--deadline-scale", "nan"}, {"--deadline-scale", "number", "'nan'"}},
       {{"gate", "--deadline-scale", "0"}, {"--deadline-scale", "'0'"}},
