@@ -15,6 +15,7 @@
 #include <span>
 
 #include "oracle/comm/door.hpp"
+#include "oracle/comm/rank_loop.hpp"
 #include "oracle/fields.hpp"
 
 namespace shardproof {
@@ -107,6 +108,7 @@ struct Running {
 
 [[noreturn]] void run_part(const Part& part, int fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  keep_freed_memory();
   try {
     PipeSink sink(fd);
     part.work(sink);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -123,7 +124,16 @@ void serve(const Arena& arena, int rank, bool threads, const RankMain& main) {
   }
 }
 
+void keep_freed_memory() {
+#ifdef M_MMAP_THRESHOLD
+  constexpr int largest_threshold = 32 << 20;  // that glibc takes
+  mallopt(M_MMAP_THRESHOLD, largest_threshold);
+  mallopt(M_TRIM_THRESHOLD, 2 * largest_threshold);
+#endif
+}
+
 void become_rank_process(int parent) {
+  keep_freed_memory();
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(0);  // it died before it could be watched

@@ -9,6 +9,10 @@ namespace shardproof {
 // share the process.
 void serve(const Arena&, int rank, bool threads, const RankMain&);
 
+// From here on this process keeps up to 64 MiB of what it frees: a page that goes back to the system
+// is cleared and mapped again for the next buffer, which costs more than most calls.
+void keep_freed_memory();
+
 // A forked process becomes a home of ranks: it dies with its parent, reads nothing, dumps no core,
 // leads a process group (so that what it starts can be ended with it), has default signals, and a
 // crash writes signal and address into the arena first. `parent` is the pid before the fork.

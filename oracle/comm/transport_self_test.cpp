@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <optional>
 
 #include "oracle/comm/standing.hpp"
 
@@ -215,7 +216,10 @@ class Attempt {
     call_.count = in_elements(me());
     out_ = storage(out_elements());
     if (!in_place_) in_ = storage(call_.count);
-    fill(in_place_ ? out_ : in_);
+    each_piece(given(), [&](int64_t at, const std::byte* from, int64_t count) {
+      std::memcpy((in_place_ ? out_ : in_).data() + at * element(), from,
+                  size_t(count * element()));
+    });
   }
   Attempt(const Attempt&) = delete;  // the call points to the group
   Attempt& operator=(const Attempt&) = delete;
@@ -228,23 +232,16 @@ class Attempt {
 
   // Empty when everything is as it must be.
   std::string judge() const {
-    const std::vector<std::byte> right = expected();
-    const bool same = equal_bytes(right, out_);
-    for (int64_t i = 0; !same && i < out_elements(); ++i) {
-      const double got = load(out_.data() + i * element(), call_.dtype);
-      const double want = load(right.data() + i * element(), call_.dtype);
-      if (got == want) continue;
-      return fmt::format("{}: element {} on rank {}: expected {}, got {}", text(), i,
-                         group_.members[size_t(me())], want, got);
+    if (const auto wrong = first_wrong(out_, expected())) {
+      return fmt::format("{}: element {} on rank {}: expected {}, got {}", text(), wrong->at,
+                         group_.members[size_t(me())], wrong->want, wrong->got);
     }
-    if (!same && !std::equal(out_.end() - guard_bytes, out_.end(), right.end() - guard_bytes)) {
+    if (!is_guarded(out_)) {
       return fmt::format("{}: bytes behind `out` were written on rank {}", text(),
                          group_.members[size_t(me())]);
     }
-    if (in_place_) return "";
-    std::vector<std::byte> before = storage(call_.count);
-    fill(before);
-    return equal_bytes(before, in_) ? "" : text() + ": `in` was changed";
+    if (in_place_ || (!first_wrong(in_, given()) && is_guarded(in_))) return "";
+    return text() + ": `in` was changed";
   }
 
  private:
@@ -274,13 +271,12 @@ class Attempt {
   std::vector<std::byte> storage(int64_t elements) const {
     return std::vector<std::byte>(size_t(elements * element() + guard_bytes), untouched);
   }
+  static bool is_guarded(const std::vector<std::byte>& bytes) {
+    return std::all_of(bytes.end() - guard_bytes, bytes.end(),
+                       [](std::byte b) { return b == untouched; });
+  }
   View view(std::vector<std::byte>& bytes, int64_t elements) const {
     return view_of(bytes.data(), call_.dtype, {elements});
-  }
-  // A member that is not the root of a broadcast in place has nothing to say.
-  void fill(std::vector<std::byte>& bytes) const {
-    if (in_place_ && call_.op == Op::broadcast && me() != call_.root_or_hop) return;
-    repeat(of_member(me()), 0, call_.count, bytes.data());
   }
 
   // Values have a period in the index: a table of a few periods, as stored elements.
@@ -304,51 +300,79 @@ class Attempt {
       return reduced(call_.reduce, call_.dtype, contributions);
     });
   }
-  // Elements first, first + 1, ... of a table; returns where the next ones go.
-  std::byte* repeat(const std::vector<std::byte>& t, int64_t first, int64_t count,
-                    std::byte* to) const {
-    while (count > 0) {
-      const int64_t at = first % period, run = std::min(count, period * periods - at);
-      std::memcpy(to, t.data() + at * element(), size_t(run * element()));
-      to += run * element();
-      first += run;
-      count -= run;
+  // Elements first, first + 1, ... of a table. A buffer is one run after the other: nothing as
+  // large is built to compare it with.
+  struct Run {
+    std::vector<std::byte> table;
+    int64_t first, count;
+  };
+
+  // at(element of the buffer, bytes in a table, elements)
+  template <class At>
+  void each_piece(const std::vector<Run>& runs, const At& at) const {
+    int64_t place = 0;
+    for (const Run& r : runs) {
+      for (int64_t done = 0, n; done < r.count; done += n, place += n) {
+        const int64_t from = (r.first + done) % period;
+        n = std::min(r.count - done, period * periods - from);
+        at(place, r.table.data() + from * element(), n);
+      }
     }
-    return to;
   }
 
-  // `out` and the bytes behind it.
-  std::vector<std::byte> expected() const {
-    std::vector<std::byte> bytes = storage(out_elements());
-    std::byte* to = bytes.data();
+  struct Wrong {
+    int64_t at;
+    double got, want;
+  };
+  std::optional<Wrong> first_wrong(const std::vector<std::byte>& bytes,
+                                   const std::vector<Run>& runs) const {
+    std::optional<Wrong> wrong;
+    each_piece(runs, [&](int64_t at, const std::byte* right, int64_t count) {
+      const std::byte* there = bytes.data() + at * element();
+      if (wrong || std::memcmp(there, right, size_t(count * element())) == 0) return;
+      for (int64_t i = 0; i < count && !wrong; ++i) {
+        const double got = load(there + i * element(), call_.dtype);
+        const double want = load(right + i * element(), call_.dtype);
+        if (!(got == want)) wrong = {at + i, got, want};
+      }
+    });
+    return wrong;
+  }
+
+  // What this member contributes. One that is not the root of a broadcast in place has nothing to
+  // say.
+  std::vector<Run> given() const {
+    if (in_place_ && call_.op == Op::broadcast && me() != call_.root_or_hop) return {};
+    return {{of_member(me()), 0, call_.count}};
+  }
+
+  // What must be in `out`.
+  std::vector<Run> expected() const {
+    std::vector<Run> runs;
     switch (call_.op) {
       case Op::all_reduce:
-        repeat(of_all(), 0, n_, to);
-        break;
+        return {{of_all(), 0, n_}};
       case Op::reduce_scatter:
-        repeat(of_all(), n_ * me(), n_, to);
-        break;
+        return {{of_all(), n_ * me(), n_}};
       case Op::shift:
-        repeat(of_member(source()), 0, out_elements(), to);
-        break;
+        return {{of_member(source()), 0, out_elements()}};
       case Op::broadcast:
-        repeat(of_member(call_.root_or_hop), 0, n_, to);
-        break;
+        return {{of_member(call_.root_or_hop), 0, n_}};
       case Op::all_gather:
-        for (int m = 0; m < p(); ++m) to = repeat(of_member(m), 0, n_, to);
+        for (int m = 0; m < p(); ++m) runs.push_back({of_member(m), 0, n_});
         break;
       case Op::all_to_all:  // of each sender the block behind those that it cut for members before
                             // me
         for (int m = 0; m < p(); ++m) {
           int64_t before = 0;
           for (int other = 0; other < me(); ++other) before += block(n_, m, other);
-          to = repeat(of_member(m), before, call_.recv[size_t(m)], to);
+          runs.push_back({of_member(m), before, call_.recv[size_t(m)]});
         }
         break;
       case Op::barrier:
         break;
     }
-    return bytes;
+    return runs;
   }
 
   std::string text() const {
