@@ -592,9 +592,22 @@ class Gate {
   }
 
  private:
+  using Asked = std::tuple<std::string, Place, std::string>;  // contract, place, subject
+
+  // What one process judges by itself: lines, then operators on contracts.
+  struct Share {
+    std::vector<Due> due;
+    std::vector<Asked> operators;
+    size_t weight = 0;
+  };
+
   void judge(const std::vector<Due>& due) {
     note_witnesses(due);
-    for (const Due& d : due) {
+    judge(Share{due, subjects_of(due)});
+  }
+
+  void judge(const Share& share) {
+    for (const Due& d : share.due) {
       if (ends_early()) return;
       if (d.what == Due::healthy)
         healthy(d);
@@ -602,27 +615,30 @@ class Gate {
         control(d);
       progress_.tick();
     }
-    if (options_.controls && options_.failed.empty()) operators(due);
+    if (options_.controls && options_.failed.empty()) operators(share.operators);
   }
 
-  // Contracts stay together: their controls share twins and truths. Those that take longest go first.
-  static std::vector<std::vector<Due>> by_contract(const std::vector<Due>& due,
-                                                   const Registry& registry) {
-    std::map<std::string, std::vector<Due>> lines;
-    for (const Due& d : due) lines[d.line.contract].push_back(d);
-    // Differences of a curved reference take their time, and most where every pair of tokens counts.
-    const auto weight = [&](const std::vector<Due>& list) {
-      const Contract& c = registry.contract(list[0].line.contract);
-      return list.size() * (c.visible ? 8 : c.linear ? 1 : 4);
-    };
-    std::vector<std::vector<Due>> sorted;
-    for (auto& [name, list] : lines) sorted.push_back(std::move(list));
-    std::stable_sort(sorted.begin(), sorted.end(),
-                     [&](const auto& a, const auto& b) { return weight(a) > weight(b); });
-    return sorted;
+  // The controls and operators of a contract stay with the lines that they are compared with, since they
+  // share twins and truths; every other line may go anywhere. Those that take longest go first.
+  std::vector<Share> shares_of(const std::vector<Due>& due) const {
+    std::map<std::string, Share> of_contract;
+    std::vector<Share> shares;
+    for (const Due& d : due) {
+      // Differences of a curved reference take their time, and most where every pair of tokens counts.
+      const Contract& c = registry_.contract(d.line.contract);
+      const size_t weight = c.visible ? 8 : c.linear ? 1 : 4;
+      const bool alone = options_.controls && d.what == Due::healthy && !witnesses_.contains(print_canonical(d.line));
+      Share& share = alone ? shares.emplace_back() : of_contract[c.name];
+      share.due.push_back(d);
+      share.weight += weight;
+    }
+    for (const Asked& a : subjects_of(due)) of_contract[std::get<0>(a)].operators.push_back(a);
+    for (auto& [name, share] : of_contract) shares.push_back(std::move(share));
+    std::stable_sort(shares.begin(), shares.end(), [](const Share& a, const Share& b) { return a.weight > b.weight; });
+    return shares;
   }
 
-  // The judge's own tests, and beside them the cases, in processes that each take the next contract. This
+  // The judge's own tests, and beside them the cases, in processes that each take the next share. This
   // process judges by itself where nothing is to run beside it, and what one device alone is asked for.
   void judge_side_by_side(const std::vector<Due>& due, const std::vector<Due>& local) {
     struct Keeper final : ResultSink {
@@ -634,8 +650,9 @@ class Gate {
     };
     std::vector<Part> parts;
     if (options_.self) parts = self_parts(options_, registry_, due, runner_.worlds(), report_.self);
-    const auto contracts = by_contract(local, registry_);
-    const size_t workers = std::min(contracts.size(), size_t(std::max(1, options_.jobs)));
+    note_witnesses(local);
+    const auto shares = shares_of(local);
+    const size_t workers = std::min(shares.size(), size_t(std::max(1, options_.jobs)));
     const auto keeper = std::make_shared<Keeper>(*this);
     Turns turns;
     const auto work = [&](ResultSink& sink) {
@@ -643,13 +660,41 @@ class Gate {
       Gate gate(options_, registry_, silent);
       gate.sink_ = &sink;
       gate.dumps_ = dumps_;
-      for (size_t i; (i = turns.next()) < contracts.size() && !gate.ends_early();)
-        gate.judge(contracts[i]);
+      gate.witnesses_ = witnesses_;
+      gate.start_worlds(local);
+      for (size_t i; (i = turns.next()) < shares.size() && !gate.ends_early();)
+        gate.judge(shares[i]);
     };
     const bool apart = workers > 1 || (!parts.empty() && std::none_of(local.begin(), local.end(), [](const Due& d) { return on_device(d.line); }));
     for (size_t i = 0; apart && i < workers; ++i) parts.push_back({work, keeper});
     run_parts(parts, [this] { progress_.tick(); });
     if (!apart) judge(local);
+    sort_results(local);
+  }
+
+  // Ranks are forked while this process is small: of every page that it shares with them, what either
+  // writes to first is a copy.
+  void start_worlds(const std::vector<Due>& due) {
+    for (const Due& d : due)
+      if (!on_device(d.line) && unavailable(d.line).empty()) runner_.worlds().get(d.line.text("transport"), d.line.world());
+  }
+
+  // Shares end in any order; a report has that of what was due, by contract, operators last.
+  void sort_results(const std::vector<Due>& due) {
+    std::map<std::string, size_t> lines, contracts;
+    for (size_t i = 0; i < due.size(); ++i) {
+      lines.emplace(print_canonical(due[i].line), i);
+      contracts.emplace(due[i].line.contract, i);
+    }
+    const auto sort = [&](auto& results) {
+      const auto place = [&](const auto& r) {
+        const auto line = lines.find(r.canonical);
+        return std::pair(contracts.at(r.contract), line == lines.end() ? due.size() : line->second);
+      };
+      std::stable_sort(results.begin(), results.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+    };
+    sort(report_.cases);
+    sort(report_.controls);
   }
 
   bool ends_early() const { return interrupted() || (options_.fail_fast && stop_); }
@@ -708,7 +753,14 @@ class Gate {
     if (dumps_ && !d.illegal && !firing(j.result).empty()) dumps_->add(j, runner_.truth(j.evidence), options_.program);
     keep(j.result);
     if (firing(j.result).empty() && witnesses_.contains(j.result.canonical))
-      passed_.emplace(j.result.canonical, std::move(j));
+      passed_.emplace(j.result.canonical, base_of(std::move(j)));
+  }
+
+  // What controls are compared with: the verdicts, and what left the ranks in the base shot.
+  static Judged base_of(Judged j) {
+    j.evidence.shots.resize(1);
+    for (RankRecord& r : j.evidence.ranks) r.shots.resize(1);
+    return j;
   }
 
   // Lines on which controls and operators will be compared with the healthy subject.
@@ -717,10 +769,12 @@ class Gate {
     for (const Due& d : due)
       if (d.what == Due::named_control) witnesses_.insert(print_canonical(healthy_line(d)));
     if (!options_.failed.empty()) return;
-    for (const auto& [contract, place, subject] : subjects_of(due))
-      for (const auto& [line, rounding] :
-           drawn_witnesses(registry_.contract(contract), place, subject))
+    for (const auto& [contract, place, subject] : subjects_of(due)) {
+      const Contract& c = registry_.contract(contract);
+      for (const auto& [line, rounding] : drawn_witnesses(c, place, subject))
         witnesses_.insert(print_canonical(line));
+      for (const Case& line : f32_witnesses(c, place, subject)) witnesses_.insert(print_canonical(line));
+    }
   }
 
   static Case healthy_line(const Due& d) {
@@ -749,7 +803,7 @@ class Gate {
     auto found = twins_.find(key);
     if (found != twins_.end()) return found->second;
     twin_lines_.push_back(line);
-    return twins_.emplace(key, runner_.run(twin_lines_.back(), checks, lane)).first->second;
+    return twins_.emplace(key, base_of(runner_.run(twin_lines_.back(), checks, lane))).first->second;
   }
 
   void control(const Due& d) {
@@ -791,8 +845,6 @@ class Gate {
     out.replay = "run " + out.witness;
   }
 
-  using Asked = std::tuple<std::string, Place, std::string>;  // contract, place, subject
-
   static std::vector<Asked> subjects_of(const std::vector<Due>& due) {
     std::vector<Asked> contracts;
     for (const Due& d : due) {
@@ -803,17 +855,19 @@ class Gate {
     return contracts;
   }
 
-  void operators(const std::vector<Due>& due) {
-    for (const auto& [contract, place, subject] : subjects_of(due)) {
+  void operators(const std::vector<Asked>& subjects) {
+    for (const auto& [contract, place, subject] : subjects) {
       if (ends_early()) return;
       const Contract& c = registry_.contract(contract);
       if (registry_.subject(c.name, subject).declared.own_communication) continue;  // its calls do not pass the door
-      const bool widely = options_.tier != "smoke" && place == Place("processes", "host");
+      const bool widely = every_site(place);
       operators(c, place, subject, Sites(widely ? Sites::every : Sites::kind));
-      // Where there is rounding, what a bound of f64 sees is not yet what one of f32 sees.
-      if (!c.linear && widely) operators_in_f32(c, place.first, subject, Sites(options_.tier == "nightly" ? Sites::every : Sites::call));
+      Sites f32(options_.tier == "nightly" ? Sites::every : Sites::call);
+      for (const Case& line : f32_witnesses(c, place, subject)) on_witness(c, line, /*rounding=*/true, f32);
     }
   }
+
+  bool every_site(const Place& place) const { return options_.tier != "smoke" && place == Place("processes", "host"); }
 
   // Each witness on exact data, where there are such, and on data that round.
   std::vector<std::pair<Case, bool>> drawn_witnesses(const Contract& c, const Place& place,
@@ -834,13 +888,17 @@ class Gate {
       on_witness(c, line, rounding, sites);
   }
 
-  void operators_in_f32(const Contract& c, const std::string& transport, const std::string& subject, Sites sites) {
-    for (Case line : witnesses_due(c, registry_, transport, subject)) {
+  // Where there is rounding, what a bound of f64 sees is not yet what one of f32 sees.
+  std::vector<Case> f32_witnesses(const Contract& c, const Place& place, const std::string& subject) const {
+    std::vector<Case> lines;
+    if (c.linear || !every_site(place)) return lines;
+    for (Case line : witnesses_due(c, registry_, place.first, subject)) {
       if (line.dtype() == DType::f32) continue;  // the subject has no wider type: that was its turn
       line.set("dtype", "f32");
       line.set("fill", "normal");
-      if (within(options_, line) && not_due(line, registry_).empty()) on_witness(c, line, /*rounding=*/true, sites);
+      if (within(options_, line) && not_due(line, registry_).empty()) lines.push_back(std::move(line));
     }
+    return lines;
   }
 
   void on_witness(const Contract& c, const Case& line, bool rounding, Sites& sites) {
