@@ -147,14 +147,14 @@ long double phi_of_reference(const Evidence& e, const Feed& feed, const std::vec
   long double sum = 0;
   for (size_t o = 0; o < outputs.size(); ++o) {
     const Operand& what = e.operands[size_t(e.inputs) + o];
+    const int64_t weight = scaled_weight(what.layout, e.mesh);
     for (int r = 0; r < e.mesh.world(); ++r) {
       if (!leads(what.layout, e.mesh, r)) continue;
       const auto from = denoted_indices(what.shape, what.layout, e.mesh, r),
                  at = whole_indices(what.shape, dual(what.layout), e.mesh, r);
       for (size_t i = 0; i < at.size(); ++i)
         if (const double factor = y[o].value[size_t(at[i])]; factor != 0)
-          sum += (long double)outputs[o].value[size_t(from[i])] * factor *
-                 scaled_weight(what.layout, e.mesh);
+          sum += (long double)outputs[o].value[size_t(from[i])] * factor * weight;
     }
   }
   return sum / e.mesh.world();

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -25,7 +24,7 @@ std::string members_text(const std::vector<int>& members) {
 
 std::string site_text(const char* file, int line) {
   const char* slash = std::strrchr(file, '/');
-  return fmt::format("{}:{}", slash ? slash + 1 : file, line);
+  return std::string(slash ? slash + 1 : file) + ':' + std::to_string(line);
 }
 
 namespace {
@@ -151,6 +150,12 @@ int next_number(const std::vector<LedgerEntry>& entries, Phase phase, const std:
   return 1;
 }
 
+// Cut where it does not fit.
+template <size_t n>
+void write_text(char (&to)[n], const std::string& text) {
+  to[text.copy(to, n - 1)] = 0;
+}
+
 void write_trace(Trace& t, const LedgerEntry& e, const Call& c, const RankState& state) {
   const bool same_phase =
       t.phase == state.phase && t.shot == state.shot && t.case_number == state.case_number;
@@ -164,11 +169,11 @@ void write_trace(Trace& t, const LedgerEntry& e, const Call& c, const RankState&
   t.hop = c.root_or_hop;
   t.count = c.count;
   t.group = c.group->id;
-  std::snprintf(t.label, sizeof t.label, "%s", e.label.c_str());
+  write_text(t.label, e.label);
   const size_t shown = std::min(e.members.size(), sizeof t.members / sizeof t.members[0]);
   std::copy_n(e.members.begin(), shown, t.members);
   t.group_size = int16_t(shown);
-  std::snprintf(t.site, sizeof t.site, "%s", e.site.c_str());
+  write_text(t.site, e.site);
 }
 
 }  // namespace
