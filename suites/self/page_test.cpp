@@ -292,7 +292,7 @@ TEST_F(Browser, ShowsTheNumbersOfReportJson) {
       if (std::isdigit(static_cast<unsigned char>(c))) digits += c;
     EXPECT_EQ(digits, std::to_string(n.whole)) << name;
   }
-  EXPECT_EQ(shown, 16) << "cases, checks, seven verdicts, controls and how they ended";
+  EXPECT_EQ(shown, 17) << "cases, checks, seven verdicts, controls and the ways they end";
   // 4006 checks; of them one row for each sum and for what failed.
   EXPECT_TRUE(holds(dom, "4\u202f006 checks in 3 rows")) << between(dom, "id=\"matching\"", "</p>");
   EXPECT_TRUE(holds(dom, "data-copy=\"build/shardproof run linear_row tp=8 --check forward\""));
