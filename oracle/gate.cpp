@@ -159,6 +159,7 @@ class Planner {
   std::vector<Due> plan() {
     check_names(options_);
     check_subjects(options_, registry_);
+    check_seed();
     if (options_.failed.empty())
       select();
     else
@@ -179,13 +180,32 @@ class Planner {
     for (const Regression& r : registry_.regressions()) add_regression(parse(r.line, registry_));
   }
 
+  void check_seed() const {
+    for (const Pattern& p : patterns_)
+      for (const auto& [key, value] : p.words)
+        if (key == "seed" && options_.seed && value != std::to_string(*options_.seed))
+          throw BadInput(fmt::format("--seed: expected the seed once, met --seed {} beside seed={}; leave one out", *options_.seed, value));
+  }
+
   void select_failed() {
+    if (options_.seed || options_.seeds > 1)
+      throw BadInput(fmt::format("--seed, --seeds: expected none beside --failed {}, whose lines have their own seeds; leave them out", options_.failed));
     const auto lines = failed_lines(options_.failed);
     if (lines.empty())
       throw BadInput(fmt::format("--failed: expected the report of a run in which something did not pass, met {}, where nothing failed; "
                                  "there is nothing to run again",
                                  options_.failed));
-    for (const std::string& line : lines) add_line(parse(line, registry_));
+    const auto places = places_due(options_);
+    const bool anywhere = options_.transports.empty() && options_.devices.empty();
+    for (const std::string& text : lines) {
+      Case line = parse(text, registry_);
+      if (!within(options_, line) || !selected(patterns_, registry_.contract(line.contract), line)) continue;
+      if (anywhere || std::find(places.begin(), places.end(), Place(line.text("transport"), line.text("device"))) != places.end())
+        add_line(std::move(line));
+    }
+    if (due_.empty() && not_due_.empty())
+      throw BadInput(fmt::format("--failed: expected patterns and options that leave a line of what failed in {}, met some that leave none of {}; the first is {}",
+                                 options_.failed, lines.size(), lines[0]));
   }
 
   // The word that leaves nothing, when they are taken one after the other as they were given.

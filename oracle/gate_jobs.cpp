@@ -17,6 +17,7 @@
 #include "oracle/comm/door.hpp"
 #include "oracle/comm/rank_loop.hpp"
 #include "oracle/fields.hpp"
+#include "oracle/interrupt.hpp"
 
 namespace shardproof {
 template <class Both>
@@ -132,7 +133,12 @@ void hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
 // False: the part is through.
 bool receive(const Running& part) {
   Head head;
-  if (!read_all(part.fd, &head, sizeof head)) throw Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through", part.pid));
+  if (!read_all(part.fd, &head, sizeof head)) {
+    siginfo_t how{};
+    ::waitid(P_PID, id_t(part.pid), &how, WEXITED | WNOWAIT);
+    throw Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through, {} {}", part.pid,
+                                     how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status));
+  }
   std::vector<std::byte> bytes(head.bytes);
   if (!read_all(part.fd, bytes.data(), bytes.size())) throw Infrastructure("a job of the gate ended in the middle of a result");
   if (head.kind == a_case) {
@@ -157,6 +163,13 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
     ::close(p.fd);
     ::waitpid(p.pid, nullptr, 0);
   };
+  const bool at_fork = interrupted();  // parts know by themselves what their parent knew
+  // A signal between a fork and the part's own handler waits.
+  sigset_t held, before;
+  sigemptyset(&held);
+  sigaddset(&held, SIGINT);
+  sigaddset(&held, SIGTERM);
+  ::sigprocmask(SIG_BLOCK, &held, &before);
   try {
     for (const Part& part : parts) {
       int ends[2];
@@ -165,6 +178,8 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
       Running p{::fork(), ends[0], part.results.get()};
       if (p.pid == 0) {
         ::close(ends[0]);
+        only_note_interrupts();
+        ::sigprocmask(SIG_SETMASK, &before, nullptr);
         run_part(part, ends[1]);
       }
       const int error = errno;
@@ -175,7 +190,13 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
       }
       open.push_back(p);
     }
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    bool handed_on = at_fork;
     while (!open.empty()) {
+      if (interrupted() && !handed_on) {
+        for (const Running& p : open) ::kill(p.pid, SIGTERM);
+        handed_on = true;
+      }
       std::vector<pollfd> polls;
       for (const Running& p : open) polls.push_back({p.fd, POLLIN, 0});
       ::poll(polls.data(), polls.size(), 100);
@@ -187,6 +208,7 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
       tick();
     }
   } catch (...) {
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
     for (Running& p : open) end(p, true);
     throw;
   }

@@ -11,16 +11,19 @@ namespace {
 volatile std::sig_atomic_t raised = 0;
 bool left = false;
 void raise_flag(int) { raised = 1; }
-}  // namespace
 
-void catch_interrupts() {
+void take_signals(int flags) {
   struct sigaction action = {};
   action.sa_handler = raise_flag;
-  action.sa_flags = int(SA_RESETHAND);
+  action.sa_flags = flags;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }
+}  // namespace
+
+void catch_interrupts() { take_signals(int(SA_RESETHAND)); }
+void only_note_interrupts() { take_signals(0); }
 
 bool interrupted() { return raised != 0; }
 

@@ -10,6 +10,9 @@ namespace shardproof {
 
 // From now on the first SIGINT or SIGTERM only raises the flag; a second one ends the process.
 void catch_interrupts();
+// In a process that belongs to another one, which hands signals on and may have been spared the one
+// that came from a terminal to both: no signal ends it.
+void only_note_interrupts();
 bool interrupted();
 
 // Work that was left alone in this process. Its program ends by _exit, so that nothing is taken down

@@ -233,6 +233,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--seeds", "0"}, {"--seeds", "from 1", "'0'"}},
       {{"run", c, "seed=4", "--seed", "3"}, {"--seed 3 beside seed=4", "leave one out"}},
       {{"drift", c, "seed=1", "--seed", "3"}, {"--seed 3 beside seed=1"}},
+      {{"gate", c, "seed=1", "--seed", "4"}, {"--seed 4 beside seed=1", "leave one out"}},
       {{"gate", "--jobs", "x"}, {"--jobs", "integer", "'x'"}},
       {{"gate", "--deadline-scale", "nan"}, {"--deadline-scale", "number", "'nan'"}},
       {{"gate", "--deadline-scale", "0"}, {"--deadline-scale", "'0'"}},
@@ -303,6 +304,21 @@ TEST_F(Command, AReportWithoutFailuresLeavesNothingToRunAgain) {
   const Ended again = call({"gate", "--failed", folder / "r"});
   EXPECT_EQ(again.code, 2);
   EXPECT_TRUE(holds(again.err, "nothing failed")) << again.err;
+}
+
+TEST_F(Command, WhatFailedIsChosenFromAsEverythingElse) {
+  Folder folder;
+  ASSERT_EQ(call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "--report", folder / "r"}).code, 1);
+  const auto again = [&](Words more) {
+    Words words{"gate", "--failed", folder / "r", "--dry-run"};
+    words.insert(words.end(), more.begin(), more.end());
+    return call(words).code;
+  };
+  for (const Words& chosen : {Words{}, Words{"linear_row"}, Words{"linear", "tp=2"}, Words{"--ranks", "2"}, Words{"--transport", "processes"}})
+    EXPECT_EQ(again(chosen), 0) << (chosen.empty() ? "" : chosen[0]);
+  for (const Words& other : {Words{"norm"}, Words{"linear_row", "tp=4"}, Words{"--ranks", "8"}, Words{"--dtype", "bf16"},
+                             Words{"--transport", "threads"}, Words{"--seed", "9"}, Words{"--seeds", "2"}})
+    EXPECT_EQ(again(other), 2) << other[0];
 }
 
 // What a shell inherited from a launcher that has gone.
@@ -515,6 +531,22 @@ TEST_F(Command, AnInterruptedGateSaysSo) {
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
         kill(child, SIGINT);
       });
+  EXPECT_EQ(ended.code, 130) << ended.err;
+  EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
+}
+
+// A signal to the gate alone, as `kill` and a CI's runner send it, reaches the processes that judge.
+TEST_F(Command, AGateThatIsKilledEndsItsJobs) {
+  Folder folder;
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point asked;
+  const std::string report = folder / "report", out = folder / "out";
+  const Ended ended = start({"gate", "block", "--tier", "nightly", "--transport", "processes", "--jobs", "2", "--report", report}, out, [&](pid_t child) {
+    for (int i = 0; i < 6000 && !holds(text_of(out), "progress "); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    asked = Clock::now();
+    kill(child, SIGTERM);
+  });
+  EXPECT_LT(Clock::now() - asked, std::chrono::seconds(15));
   EXPECT_EQ(ended.code, 130) << ended.err;
   EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
 }
