@@ -1,11 +1,12 @@
-# Small files are compiled together, which takes a third off a clean build: each would parse the same headers
-# and instantiate the same templates again. Names in their anonymous namespaces must not clash within a unit,
+# Small files are compiled together: each would parse the same headers and instantiate the same templates again,
+# which is much of the time of a clean build. Names in their anonymous namespaces must not clash within a unit,
 # and the compiler says where they do. A file that stands in no unit is compiled alone, and with
 # SHARDPROOF_UNITS=OFF every file is: an edit then costs less, and a missing include shows.
 option(SHARDPROOF_UNITS "Compile small files together" ON)
 
 # shardproof_units(NAME LIST UNIT file ... UNIT file ...): in the list LIST each unit's files (from the
-# root, without .cpp) give way to one file that includes them; NAME_units lists those.
+# root, without .cpp) give way to one file that includes them. NAME_units lists what is compiled of them: those
+# files, or, where every file is compiled alone, their members.
 function(shardproof_units name list_name)
   set(left ${${list_name}})
   set(units "")
@@ -24,8 +25,9 @@ function(shardproof_units name list_name)
         message(FATAL_ERROR "shardproof_units(${name}): ${word}.cpp is no source of ${name}, or stands in two units")
       endif()
       string(APPEND text "#include \"${word}.cpp\"\n")
-      if(SHARDPROOF_UNITS)
-        list(REMOVE_ITEM left ${PROJECT_SOURCE_DIR}/${word}.cpp)
+      list(REMOVE_ITEM left ${PROJECT_SOURCE_DIR}/${word}.cpp)
+      if(NOT SHARDPROOF_UNITS)
+        list(APPEND units ${PROJECT_SOURCE_DIR}/${word}.cpp)
       endif()
     endif()
   endforeach()
