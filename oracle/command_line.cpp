@@ -604,8 +604,7 @@ std::vector<std::string> words_of_line(const Words& words) {
 void take_seed(Case& line, const Words& words, const Options& options) {
   if (!options.seed || *options.seed == line.seed()) return;
   for (const std::string& word : words_of_line(words))
-    if (word.starts_with("seed="))
-      throw BadInput(fmt::format("--seed: expected the seed once, met --seed {} beside {}; leave one out", *options.seed, word));
+    if (word.starts_with("seed=")) refuse_two_seeds(*options.seed, std::string_view(word).substr(5));
   line.set("seed", std::to_string(*options.seed));
 }
 

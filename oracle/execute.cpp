@@ -427,7 +427,7 @@ class Execution {
   Placed unsent(const Slot& s) const { return {Buffer(s.dtype, s.local, strides()), device_}; }
   Placed fresh(const Slot& s) const {  // poisoned where the subject will write
     Placed b = unsent(s);
-    if (has_copies(s)) b.reserve_digest();
+    if (device_ && has_copies(s)) b.reserve_digest();
     b.send();
     return b;
   }

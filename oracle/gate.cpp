@@ -183,8 +183,7 @@ class Planner {
   void check_seed() const {
     for (const Pattern& p : patterns_)
       for (const auto& [key, value] : p.words)
-        if (key == "seed" && options_.seed && value != std::to_string(*options_.seed))
-          throw BadInput(fmt::format("--seed: expected the seed once, met --seed {} beside seed={}; leave one out", *options_.seed, value));
+        if (key == "seed" && options_.seed && value != std::to_string(*options_.seed)) refuse_two_seeds(*options_.seed, value);
   }
 
   void select_failed() {
@@ -195,13 +194,11 @@ class Planner {
       throw BadInput(fmt::format("--failed: expected the report of a run in which something did not pass, met {}, where nothing failed; "
                                  "there is nothing to run again",
                                  options_.failed));
-    const auto places = places_due(options_);
     const bool anywhere = options_.transports.empty() && options_.devices.empty();
     for (const std::string& text : lines) {
       Case line = parse(text, registry_);
       if (!within(options_, line) || !selected(patterns_, registry_.contract(line.contract), line)) continue;
-      if (anywhere || std::find(places.begin(), places.end(), Place(line.text("transport"), line.text("device"))) != places.end())
-        add_line(std::move(line));
+      if (anywhere || is_due_at_its_place(line)) add_line(std::move(line));
     }
     if (due_.empty() && not_due_.empty())
       throw BadInput(fmt::format("--failed: expected patterns and options that leave a line of what failed in {}, met some that leave none of {}; the first is {}",
@@ -331,8 +328,12 @@ class Planner {
   // A line that once failed stays in every tier.
   void add_regression(const Case& line) {
     const Contract& c = registry_.contract(line.contract);
+    if (is_due_at_its_place(line)) add(c, line, illegal(c, line));
+  }
+
+  bool is_due_at_its_place(const Case& line) const {
     const auto places = places_due(options_);
-    if (std::find(places.begin(), places.end(), Place(line.text("transport"), line.text("device"))) != places.end()) add(c, line, illegal(c, line));
+    return std::find(places.begin(), places.end(), Place(line.text("transport"), line.text("device"))) != places.end();
   }
 
   void add_controls(const Contract& c) {
@@ -1092,6 +1093,10 @@ class Gate {
 };
 
 }  // namespace
+
+void refuse_two_seeds(uint64_t of_option, std::string_view of_line) {
+  throw BadInput(fmt::format("--seed: expected the seed once, met --seed {} beside seed={}; leave one out", of_option, of_line));
+}
 
 bool selects(const Options& options, const Registry& registry, const Case& line) {
   return selected(parse_patterns(options, registry), registry.contract(line.contract), line);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oracle/registry.hpp"
@@ -49,6 +50,8 @@ struct Progress {  // by itself, silent
   virtual void tick() {}                      // often; draws the progress line when it is time to
 };
 
+// Throws BadInput: the option --seed and a seed= that is another one.
+[[noreturn]] void refuse_two_seeds(uint64_t of_option, std::string_view of_line);
 // Whether the patterns of the options leave a line.
 bool selects(const Options&, const Registry&, const Case&);
 // Throws BadInput: unknown names, a selection that is seen to be empty.
