@@ -2,9 +2,11 @@
 #pragma once
 #include <filesystem>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "oracle/checks/judging.hpp"
 #include "oracle/prepared/case_file.hpp"
 #include "oracle/prepared/judge.hpp"
 #include "oracle/run.hpp"
@@ -51,6 +53,9 @@ inline void answer(const std::string& folder, const Registry& registry, const An
   Options options;
   Runner runner(options, registry);
   const Judged j = runner.run(line, c.plan.checks, "files");
+  for (size_t p = 0; p < c.plan.passes.size(); ++p)
+    if (const auto stopped = judging::incomplete(j.evidence, int(p)))
+      throw std::runtime_error(print(line) + ": our own kernels " + stopped->message);
   for (int r = 0; r < line.world(); ++r) {
     std::vector<tensors::TensorToWrite> out;
     const tensors::SafetensorsFile in(fs::path(folder) / in_file(r));
