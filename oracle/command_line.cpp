@@ -516,7 +516,8 @@ int dry_run(const Options& options, const Registry& registry) {
     if (healthy) checks += int64_t(d.checks.size());
     text += fmt::format("{:<8} {}   {} {}\n", healthy ? "case" : "control",
                         options.canonical ? print_canonical(d.line) : print(d.line),
-                        healthy ? "asks" : "must be caught by", joined(d.checks, ", "));
+                        healthy ? "asks" : "must be caught by",
+                        d.checks.empty() ? "what its operator says" : joined(d.checks, ", "));
   }
   for (const std::string& why : telling::not_due(planned))
     text += fmt::format("{:<8} {}\n", "not due", why);

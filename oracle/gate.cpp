@@ -195,14 +195,16 @@ class Planner {
                                  "there is nothing to run again",
                                  options_.failed));
     const bool anywhere = options_.transports.empty() && options_.devices.empty();
-    for (const std::string& text : lines) {
-      Case line = parse(text, registry_);
+    for (const FailedLine& failed : lines) {
+      Case line = parse(failed.line, registry_);
       if (!within(options_, line) || !selected(patterns_, registry_.contract(line.contract), line)) continue;
-      if (anywhere || is_due_at_its_place(line)) add_line(std::move(line));
+      if (anywhere || is_due_at_its_place(line)) add_line(std::move(line), failed.control);
     }
     if (due_.empty() && not_due_.empty())
-      throw BadInput(fmt::format("--failed: expected patterns and options that leave a line of what failed in {}, met some that leave none of {}; the first is {}",
-                                 options_.failed, lines.size(), lines[0]));
+      throw BadInput(
+          fmt::format("--failed: expected patterns and options that leave a line of what failed in "
+                      "{}, met some that leave none of {}; the first is {}",
+                      options_.failed, lines.size(), lines[0].line));
   }
 
   // The word that leaves nothing, when they are taken one after the other as they were given.
@@ -360,13 +362,14 @@ class Planner {
   }
 
   // A line of an earlier report: whatever it was there, it is here again.
-  void add_line(Case line) {
+  void add_line(Case line, bool of_control) {
     const Contract& c = registry_.contract(line.contract);
-    if (!line.text("control").empty()) {
+    if (of_control) {
       Due d;
       d.what = Due::named_control;
       d.control = line.text("control");
-      d.checks = trimmed_words(registry_.control(c.name, d.control).check, ',');
+      if (!d.control.empty())
+        d.checks = trimmed_words(registry_.control(c.name, d.control).check, ',');
       d.lane = lane_of(line);
       d.illegal = illegal(c, line);
       d.line = std::move(line);
@@ -801,6 +804,7 @@ class Gate {
   static Case healthy_line(const Due& d) {
     Case line = d.line;
     line.set("control", "");
+    line.set("fault", "");
     return line;
   }
 
@@ -829,8 +833,9 @@ class Gate {
 
   void control(const Due& d) {
     const Contract& c = registry_.contract(d.line.contract);
-    const Control& named = registry_.control(c.name, d.control);
     if (!unavailable(d.line).empty()) return;
+    if (d.control.empty()) return operator_again(c, d);
+    const Control& named = registry_.control(c.name, d.control);
     const Case line = healthy_line(d);
     const auto checks = shown(c, d.line, d.illegal, d.checks);
     const Judged& healthy = twin(line, shown(c, line, d.illegal, {}), d.lane);
@@ -922,12 +927,31 @@ class Gate {
     return lines;
   }
 
+  // Checks that an operator is shown to.
+  std::vector<std::string> shown_to_operators(const Contract& c, const Case& line) const {
+    return due_checks(
+        c, line, declared_of(line, registry_),
+        {"forward", "gradient", "adjoint", "replica", "ledger", "lockstep", "memory", "repeat"});
+  }
+
+  // The one that a line of an earlier report names.
+  void operator_again(const Contract& c, const Due& d) {
+    const FaultSpec spec = parse_fault(d.line.text("fault"));
+    Case line = d.line;
+    line.set("fault", "");
+    const auto checks = shown_to_operators(c, line);
+    const Judged& healthy = twin(line, checks, d.lane);
+    keep_failing_twin(healthy.result);
+    if (!firing(healthy.result).empty()) return;
+    for (const Site& site : sites_of(healthy))
+      if (site.key() == std::tuple(int(spec.phase), spec.axis, spec.number))
+        operator_run(c, line, fault_operator(spec.op), site, spec.rank >= 0, healthy, checks,
+                     d.lane);
+  }
+
   void on_witness(const Contract& c, const Case& line, bool rounding, Sites& sites) {
     const std::string lane = lane_of(line);
-    const Declared declared = declared_of(line, registry_);
-    std::vector<std::string> checks;
-    for (const std::string name : {"forward", "gradient", "adjoint", "replica", "ledger", "lockstep", "memory", "repeat"})
-      if (check_named(name).due(c, line, declared)) checks.push_back(name);
+    const auto checks = shown_to_operators(c, line);
     const Judged& healthy = twin(line, checks, lane);
     keep_failing_twin(healthy.result);
     if (!firing(healthy.result).empty()) return;

@@ -46,6 +46,10 @@ std::string summary_markdown(const Report&);
 // Workflow commands of GitHub: the ten worst findings, and where the rest is ("" no report).
 std::string github_annotations(const Report&, const std::string& report_folder);
 // Canonical lines of what did not pass in an earlier report (gate --failed). Throws BadInput.
-std::vector<std::string> failed_lines(const std::string& folder);
+struct FailedLine {
+  std::string line;
+  bool control = false;  // of a broken run; else its subject was judged, be it a twin
+};
+std::vector<FailedLine> failed_lines(const std::string& folder);
 
 }  // namespace shardproof

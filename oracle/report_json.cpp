@@ -314,16 +314,17 @@ void write_report(const Report& report, const std::string& folder) {
   write_whole(folder, "index.html", index_html(report));
 }
 
-std::vector<std::string> failed_lines(const std::string& folder) {
+std::vector<FailedLine> failed_lines(const std::string& folder) {
   const EarlierReport report = read_report(folder, "--failed");
-  std::vector<std::string> lines;
-  auto add = [&](const std::string& line) {
-    if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
+  std::vector<FailedLine> lines;
+  auto add = [&](const std::string& line, bool control) {
+    if (std::none_of(lines.begin(), lines.end(), [&](auto& l) { return l.line == line; }))
+      lines.push_back({line, control});
   };
   for (const EarlierCheck& c : report.checks)
-    if (c.verdict != "passed" && c.verdict != "skipped") add(c.line);
+    if (c.verdict != "passed" && c.verdict != "skipped") add(c.line, false);
   for (const EarlierControl& c : report.controls)
-    if (c.outcome == "escaped" || c.outcome == "wrong_check" || c.weak()) add(c.line);
+    if (c.outcome == "escaped" || c.outcome == "wrong_check" || c.weak()) add(c.line, true);
   return lines;
 }
 

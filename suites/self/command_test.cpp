@@ -18,8 +18,10 @@
 
 #include "oracle/comm/mpi.hpp"
 #include "oracle/command.hpp"
+#include "oracle/gate.hpp"
 #include "oracle/prepared/prepare.hpp"
 #include "oracle/registry.hpp"
+#include "oracle/report.hpp"
 #include "oracle/tensors/safetensors.hpp"
 
 namespace shardproof {
@@ -324,6 +326,31 @@ TEST_F(Command, WhatFailedIsChosenFromAsEverythingElse) {
 // What a shell inherited from a launcher that has gone.
 TEST_F(Command, RanksThatNobodyStartedAreNotWaitedFor) {
   setenv("PMI_RANK", "0", 1);
+// A twin that was run by itself is nobody's control, on its witness or not; a broken run is one.
+TEST_F(Command, WhatFailedIsAgainWhatItWas) {
+  Folder folder;
+  const Registry families = all_families();
+  ASSERT_EQ(call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "--report",
+                  folder / "r"})
+                .code,
+            1);
+  const Ended twin = call({"gate", "--failed", folder / "r", "--dry-run"});
+  EXPECT_TRUE(twin.out.starts_with("case ")) << twin.out;
+  Report earlier;
+  earlier.controls.emplace_back().outcome = ControlResult::escaped;
+  earlier.controls[0].canonical =
+      print_canonical(parse("mapping_reduce tp=2 fault=skip@forward.tp.1", families));
+  write_report(earlier, folder / "e");
+  Options again;
+  again.failed = folder / "e";
+  again.self = false;
+  Progress silent;
+  const Report report = run_gate(again, families, silent);
+  EXPECT_EQ(report.cases.size(), 0u);
+  ASSERT_EQ(report.controls.size(), 1u);
+  EXPECT_EQ(report.controls[0].outcome, ControlResult::caught) << report.controls[0].reason;
+}
+
   setenv("PMI_SIZE", "2", 1);
   const Ended alone = call({"run", contract, "tp=2"});
   unsetenv("PMI_RANK");
