@@ -15,9 +15,13 @@
 #include "oracle/checks/draws.hpp"
 #include "oracle/comm/ledger.hpp"
 #include "oracle/command.hpp"
+#include "oracle/cost.hpp"
+#include "oracle/due.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/printable.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 
@@ -466,18 +470,34 @@ std::string tier_of(char letter, bool exact, const Declared& declared) {
   }
 }
 
-std::string checks_text(const Contract& contract, const Case& line, const Declared& declared) {
+std::string checks_text(const Contract& contract, const Case& line, const Declared& declared,
+                        const Registry& registry) {
   bool exact = contract.linear && line.text("fill") == name(Fill::integers);
-  std::vector<std::string> due = due_checks(contract, line, declared, {});
+  const auto due = due_checks(contract, line, declared, {}),
+             of_backward = checks_of_backward(line, registry, {});
   std::string text;
-  for (const Check& c : all_checks())
-    if (std::find(due.begin(), due.end(), c.name) != due.end())
-      text += row(text.empty() ? "checks" : "",
-                  fmt::format("{:<12} {}", c.name, tier_of(c.letter, exact, declared)));
-    else if (const std::string why = c.left_out ? c.left_out(contract, line, declared) : "";
-             !why.empty())
-      text += row(text.empty() ? "checks" : "", fmt::format("{:<12} not due: {}", c.name, why));
+  for (const Check& c : all_checks()) {
+    std::string told = tier_of(c.letter, exact, declared);
+    if (!contains(due, c.name)) {
+      std::string why = c.left_out ? c.left_out(contract, line, declared) : "";
+      if (contains(of_backward, c.name)) why = "the subject declares to have no backward";
+      if (why.empty()) continue;
+      told = "not due: " + why;
+    }
+    text += row(text.empty() ? "checks" : "", fmt::format("{:<12} {}", c.name, told));
+  }
   return text.empty() ? row("checks", "none is due") : text;
+}
+
+// A run of the line may need more than a case may.
+std::string size_text(const Contract& contract, const Case& line, const Declared& declared,
+                      const Registry& registry) {
+  try {
+    refuse_too_big(line, due_checks(contract, line, declared, {}), registry);
+    return "";
+  } catch (const BadInput& e) {
+    return row("run", "refuses it: " + telling::with_long_words_cut(e.what()));
+  }
 }
 
 std::string values_text(const Contract& contract, const Case& line) {
@@ -550,7 +570,9 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
                        traffic_text(contract, line, declared.plan, backward));
   }
   text += small_text(contract, line) + nodes_text(contract, line, declared.plan, nodes);
-  return text + owed_text(operands, mesh) + draws_text(contract, line) + checks_text(contract, line, declared);
+  return text + owed_text(operands, mesh) + draws_text(contract, line) +
+         checks_text(contract, line, declared, registry) +
+         size_text(contract, line, declared, registry);
 }
 
 }  // namespace shardproof

@@ -13,6 +13,7 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/run.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 namespace {
@@ -58,6 +59,13 @@ double multiplications(const Evidence& e, double elements) {
     sum += 3.5 * tokens * tokens * features_of_a_token(e, tokens);
   }
   return sum;
+}
+
+// `leak` disturbs each sequence in a shot of its own.
+double further_shots(const Evidence& e, const std::vector<std::string>& checks) {
+  if (!contains(checks, "leak") || !e.contract->sequences) return 0;
+  const auto tokens = e.contract->sequences(*e.line, e.operands.at(0));
+  return double(std::set<int64_t>(tokens.begin(), tokens.end()).size());
 }
 
 double passes_of(const Shot& s) {
@@ -111,19 +119,20 @@ void refuse_overflow(const Evidence& e, const Truth& truth) {
 
 }  // namespace
 
-Cost cost_of(const Evidence& e) {
+Cost cost_of(const Evidence& e, double further) {
   const double elements = stacked_elements(e);
-  double passes = 0;
-  std::set<std::pair<int, uint64_t>> feeds;
+  double passes = further;
+  std::set<std::pair<int, uint64_t>> seen;
   for (const Shot& s : e.shots) {
     passes += passes_of(s);
-    for (const Feed& f : s.feeds) feeds.emplace(int(f.fill), f.seed);
+    for (const Feed& f : s.feeds) seen.emplace(int(f.fill), f.seed);
   }
+  const double feeds = double(seen.size());
   const bool exact = !e.shots.empty() && exact_data(e, e.shots[0].feeds[0]);
   Cost c;
   c.pass = multiplications(e, elements);
-  c.work = c.pass * (passes + double(feeds.size()));
-  c.bytes = elements * (24 * passes + (exact ? 16 : 48) * double(feeds.size()));
+  c.work = c.pass * (passes + feeds);
+  c.bytes = elements * (24 * passes + (exact ? 16 : 48) * feeds);
   return c;
 }
 
@@ -131,8 +140,8 @@ double deadline_of(const Cost& c) {
   return case_deadline_seconds + c.work / multiplications_per_second;
 }
 
-void refuse_too_big(const Evidence& e) {
-  const Cost c = cost_of(e);
+void refuse_too_big(const Evidence& e, const std::vector<std::string>& checks) {
+  const Cost c = cost_of(e, further_shots(e, checks));
   if (c.bytes > most_bytes)
     throw BadInput(fmt::format(
         "expected a case of at most {}, met {}, which needs about {}; use smaller extents",
@@ -153,18 +162,20 @@ void refuse_too_big(const Evidence& e) {
                     in_a_call, print(*e.line), c.pass));
 }
 
-void refuse_beyond_memory(const Evidence& e) {
-  const double needed = 16 * stacked_elements(e),
+void refuse_beyond_memory(const Evidence& e, const std::vector<std::string>& checks) {
+  const double needed = (16 + 8 * further_shots(e, checks)) * stacked_elements(e),
                there = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE));
   if (needed > there)
-    throw BadInput(fmt::format(
-        "expected a case whose truth fits into the {} of memory of this machine, met {}, which "
-        "needs at least {}; use smaller extents",
-        size_text(there), print(*e.line), size_text(needed)));
+    throw BadInput(
+        fmt::format("expected a case whose truth and data fit into the {} of memory of this "
+                    "machine, met {}, which "
+                    "needs at least {}; use smaller extents",
+                    size_text(there), print(*e.line), size_text(needed)));
 }
 
-void refuse_too_big(const Case& line, const Registry& registry) {
-  refuse_too_big(plan_case(line, declared_of(line, registry), {}, registry));
+void refuse_too_big(const Case& line, const std::vector<std::string>& checks,
+                    const Registry& registry) {
+  refuse_too_big(plan_case(line, declared_of(line, registry), {}, registry), checks);
 }
 
 void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,

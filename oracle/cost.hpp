@@ -23,7 +23,8 @@ struct Cost {
   double bytes = 0, work = 0;
   double pass = 0;  // work of one pass
 };
-Cost cost_of(const Evidence&);  // of the shots that are planned so far
+// Of the shots that are planned so far, and of as many further ones, each with data of its own.
+Cost cost_of(const Evidence&, double further = 0);
 
 // What a machine of today is taken for; slower ones have --deadline-scale.
 inline constexpr double most_bytes = 0x1p32, multiplications_per_second = 1e8,
@@ -31,12 +32,14 @@ inline constexpr double most_bytes = 0x1p32, multiplications_per_second = 1e8,
 // Seconds within which ranks must be through: 30 s and what the work takes.
 double deadline_of(const Cost&);
 
-// Throws BadInput where the planned shots need more memory or work than a case may.
-void refuse_too_big(const Evidence&);
+// Throws BadInput where the planned shots, and what `checks` will plan for each sequence, need more
+// memory or work than a case may.
+void refuse_too_big(const Evidence&, const std::vector<std::string>& checks = {});
 // The same before anything is planned.
-void refuse_too_big(const Case&, const Registry&);
-// The truth of one feed, inputs and results as doubles, is more than this machine's memory.
-void refuse_beyond_memory(const Evidence&);
+void refuse_too_big(const Case&, const std::vector<std::string>& checks, const Registry&);
+// The truth of one feed, inputs and results as doubles, or the data of all sequences are more than
+// this machine's memory.
+void refuse_beyond_memory(const Evidence&, const std::vector<std::string>& checks);
 // plan_case without a limit but that: where results lie in files, a judge holds the truth alone, and
 // ranks run wherever they run.
 Evidence plan_case_of_any_size(const Case&, const Declared&, const std::vector<std::string>& checks,

@@ -152,8 +152,8 @@ std::string not_due(const Case& line, const Registry& registry) {
   return what.empty() ? "" : fmt::format("{}: {}", called(line), what);
 }
 
-std::string checks_not_due(const Case& line, const Registry& registry,
-                           const std::vector<std::string>& only) {
+std::vector<std::string> checks_of_backward(const Case& line, const Registry& registry,
+                                            const std::vector<std::string>& only) {
   const Contract& contract = registry.contract(line.contract);
   const Declared declared = declared_of(line, registry);
   Declared able = declared;
@@ -162,6 +162,12 @@ std::string checks_not_due(const Case& line, const Registry& registry,
   std::vector<std::string> left_out;
   for (const std::string& check : due_checks(contract, line, able, only))
     if (!contains(asked, check)) left_out.push_back(check);
+  return left_out;
+}
+
+std::string checks_not_due(const Case& line, const Registry& registry,
+                           const std::vector<std::string>& only) {
+  const auto left_out = checks_of_backward(line, registry, only);
   return left_out.empty() ? "" : fmt::format("{}: {}", called(line), joined(left_out, ", "));
 }
 
@@ -174,6 +180,22 @@ std::vector<std::string> checks_left_out(const Case& line, const Registry& regis
         c.left_out(registry.contract(line.contract), line, declared_of(line, registry));
     if (!why.empty()) texts.push_back(fmt::format("{}: {}", c.name, why));
   }
+  return texts;
+}
+
+std::vector<std::string> checks_unasked(const Case& line, const Registry& registry,
+                                        const std::vector<std::string>& only) {
+  const auto due =
+      due_checks(registry.contract(line.contract), line, declared_of(line, registry), only);
+  const auto of_backward = checks_of_backward(line, registry, only);
+  auto texts = checks_left_out(line, registry, only);
+  if (const std::string why = checks_not_due(line, registry, only); !why.empty())
+    texts.push_back(why);
+  for (const std::string& check : only)
+    if (!contains(due, check) && !contains(of_backward, check) &&
+        checks_left_out(line, registry, {check}).empty())
+      texts.push_back(fmt::format("{}: nothing on this line for it to ask ({})", check,
+                                  check_named(check).asks));
   return texts;
 }
 

@@ -26,6 +26,13 @@ std::string checks_not_due(const Case&, const Registry&, const std::vector<std::
 std::vector<std::string> checks_left_out(const Case&, const Registry&,
                                          const std::vector<std::string>& only);
 
+// Both, of a line that is judged alone, and what of `only` is asked of no such line.
+std::vector<std::string> checks_unasked(const Case&, const Registry&,
+                                        const std::vector<std::string>& only);
+// Checks that are not due because the subject declares to have no backward.
+std::vector<std::string> checks_of_backward(const Case&, const Registry&,
+                                            const std::vector<std::string>& only);
+
 // Lines on which operators are tried, on a transport, for a subject: the contract's witnesses (where
 // one is not due, the first f64 case of as many ranks that is), in the widest type declared.
 std::vector<Case> witnesses_due(const Contract&, const Registry&, const std::string& transport,

@@ -312,7 +312,7 @@ class Planner {
     if (std::string why = checks_not_due(line, registry_, options_.checks); !refused && !why.empty()) not_due_.push_back(std::move(why));
     if (!refused)
       for (std::string& why : checks_left_out(line, registry_, options_.checks)) not_due_.push_back(std::move(why));
-    if (!refused) refuse_too_big(line, registry_);
+    if (!refused) refuse_too_big(line, {}, registry_);
     if (!refused && fill_of(line) == Fill::large) refuse_infeasible(line, {}, registry_);
     Due d;
     d.line = line;
@@ -1162,7 +1162,7 @@ Report run_line(const Case& line, const Options& options, const Registry& regist
   plain.controls = false;
   plain.self = false;
   Report report = Gate(plain, registry, progress).run({d});
-  if (!d.illegal) report.not_due = checks_left_out(line, registry, options.checks);
+  if (!d.illegal) report.not_due = checks_unasked(line, registry, options.checks);
   return report;
 }
 

@@ -265,7 +265,8 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
     base.feeds[0].range = *range;
   }
   e.shots.push_back(std::move(base));
-  any_size ? refuse_beyond_memory(e) : refuse_too_big(e);  // a plan may hold whole tensors
+  any_size ? refuse_beyond_memory(e, checks)
+           : refuse_too_big(e, checks);  // a plan may hold whole tensors
   for (const std::string& name : checks)
     if (const Check& c = check_named(name); c.plan) c.plan(e, e.shots);
   if (!any_size) refuse_too_big(e);

@@ -212,7 +212,7 @@ void refuse_large_edit(const std::string& path, const Case& line, const Registry
   std::string large;
   try {
     check_world(line);
-    refuse_too_big(line, registry);
+    refuse_too_big(line, {}, registry);
   } catch (const BadInput& e) {
     large = e.what();
   }

@@ -793,6 +793,27 @@ TEST_F(Command, LongValuesAreCutInTheErrorLine) {
   EXPECT_TRUE(holds(twice.err, "(20001 entries)")) << twice.err;
 }
 
+// Each document is disturbed in a shot of its own, with data of all of them: counted before any is
+// drawn.
+TEST_F(Command, ManyDocumentsAreRefusedBeforeTheirDataAreDrawn) {
+  std::string docs = "docs=1";
+  for (int i = 1; i < 4000; ++i) docs += ",1";
+  rusage before{}, after{};
+  getrusage(RUSAGE_CHILDREN, &before);
+  const Ended ran = call({"run", "attention_ring", docs}),
+              prepared = call({"prepare", "attention_ring", docs + ",999999", "/dev/null/x"}),
+              explained = call({"explain", "attention_ring", docs});
+  getrusage(RUSAGE_CHILDREN, &after);
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_TRUE(holds(ran.err, "4.0 GiB") && holds(ran.err, "(4001 entries)")) << ran.err;
+  EXPECT_EQ(prepared.code, 2);
+  EXPECT_TRUE(holds(prepared.err, "memory of this machine")) << prepared.err;
+  EXPECT_EQ(explained.code, 0) << explained.err;
+  EXPECT_TRUE(holds(explained.out, "\nrun        refuses it: expected a case of at most 4.0 GiB"))
+      << explained.err;
+  EXPECT_LT(after.ru_utime.tv_sec - before.ru_utime.tv_sec, 10);
+}
+
 // Advice does not name what the line has already.
 TEST_F(Command, AdvisesWhatTheLineHasNot) {
   const auto advice = [](Words words) {
@@ -813,6 +834,17 @@ TEST_F(Command, ChecksThatALineIsNotAskedAreSaid) {
   EXPECT_TRUE(holds(ran.out, "\nnot due    gradcheck: asked in f64\n")) << ran.out;
   const Ended wide = call({"explain", "attention_block", "tp=32", "heads=32"});
   EXPECT_TRUE(holds(wide.out, "gradcheck    not due: asked of 4096 elements at most\n")) << wide.out;
+  const Ended other = call({"run", "linear_row", "tp=2", "--check", "mask,forward"});
+  EXPECT_TRUE(holds(other.out,
+                    "\nnot due    mask: nothing on this line for it to ask (does every query see"))
+      << other.out;
+  const Ended forward_only = call({"run", "replicated_clip", "tp=2"});
+  EXPECT_TRUE(
+      holds(forward_only.out, "\nnot due    replicated_clip: gradient, gradcheck, accumulate\n"))
+      << forward_only.out;
+  const Ended told = call({"explain", "replicated_clip", "tp=2"});
+  EXPECT_TRUE(holds(told.out, "accumulate   not due: the subject declares to have no backward\n"))
+      << told.out;
   const Ended asked = call({"run", "linear_row", "tp=2", "dtype=f32", "--check", "gradcheck"});
   EXPECT_EQ(asked.code, 2);
   EXPECT_TRUE(holds(asked.err, "met gradcheck: asked in f64; `explain`")) << asked.err;
