@@ -761,11 +761,10 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
     options.transports = {"processes"};
     const prepared::Battery b = prepared::prepare_battery(options, folder, registry);
     for (const std::string& why : b.left_out) say(fmt::format("left out   {}\n", why));
-    say(
-        fmt::format("prepared   {} cases in {}   next: run your program in each of its folders, "
-                    "then {} judge {}\n",
-                    b.members.size(), telling::one_line(folder), options.program,
-                    telling::shell_word(folder)));
+    say(fmt::format(
+        "prepared   {} cases in {}   next: run your program in each of its folders, "
+        "then {} judge {}\n",
+        b.members.size(), telling::one_line(folder), options.program, telling::shell_path(folder)));
     return exit_passed;
   }
   for (const char* option : {"--ranks", "--dtype"})
@@ -778,7 +777,7 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
   const prepared::Member m = prepared::prepare_case(line, options.checks, folder, registry);
   say(fmt::format(
       "prepared   {} for {} ranks in {}   next: run your program there, then {} judge {}\n", m.line,
-      line.world(), telling::one_line(folder), options.program, telling::shell_word(folder)));
+      line.world(), telling::one_line(folder), options.program, telling::shell_path(folder)));
   return exit_passed;
 }
 
@@ -808,10 +807,8 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   for (const std::string& text : prepared::not_judged(report))
     say(fmt::format("not judged {}\n", text));
   if (verbose && !work_goes_on()) say(memory_line());
-  const int code = concluded(std::move(report), options);
-  if (unanswered.empty() || code == exit_interrupted) return code;
   for (const std::string& text : unanswered) complain(text);
-  return exit_wrong_call;
+  return concluded(std::move(report), options);
 }
 
 // ---- drift

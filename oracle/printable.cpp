@@ -104,6 +104,10 @@ std::string shell_word(const std::string& word) {
   return one_line(word) == word ? "'" + plain + "'" : "$'" + one_line(escaped) + "'";
 }
 
+std::string shell_path(const std::string& path) {
+  return shell_word(path.starts_with('-') ? "./" + path : path);
+}
+
 std::string xml_text(const std::string& text) {
   std::string xml;
   for (size_t at = 0; at < text.size();) {

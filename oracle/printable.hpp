@@ -13,6 +13,8 @@ std::string one_line(const std::string&);
 // A word to paste into a shell that comes out as it was, in quotes where it must be; what is escaped
 // is so in $'...'.
 std::string shell_word(const std::string&);
+// The same of a path, which no program takes for an option.
+std::string shell_path(const std::string&);
 // A word that was met, for a message: printable, in quotes, and not a page long: of what is cut its
 // length is said.
 std::string in_quotes(std::string_view word, size_t most = 60);

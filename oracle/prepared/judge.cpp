@@ -183,7 +183,7 @@ class Opened {
     const Case& line = *plan().line;
     result.line = print(line);
     result.canonical = print_canonical(line);
-    result.replay = "judge " + telling::shell_word(folder_);
+    result.replay = "judge " + telling::shell_path(folder_);
     result.contract = line.contract;
     result.family = registry.contract(line.contract).family;
     result.lane = fmt::format("files.np{}", ranks());
@@ -428,7 +428,12 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
              fmt::format("the case {} of the battery ({})", m.digest, m.line),
              fmt::format("{}; folders of two batteries are mixed", digest));
   }
-  if (all.cases.empty() && !all.unanswered.empty()) throw BadInput(all.unanswered.front());
+  if (all.cases.empty() && !all.unanswered.empty())
+    throw BadInput(all.unanswered.front() +
+                   (all.unanswered.size() == 1
+                        ? ""
+                        : fmt::format("; nor is there one of the other {} cases of the battery",
+                                      all.unanswered.size() - 1)));
   return all;
 }
 

@@ -740,7 +740,17 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   EXPECT_EQ(rest.cases.size(), b.members.size() - 1);
   EXPECT_FALSE(rest.complete);
   EXPECT_FALSE(rest.lanes.at(0).proven);
-  EXPECT_NE(exit_code(rest), 0);
+  EXPECT_EQ(exit_code(rest), 3);
+  for (const Member& m : b.members) fs::remove(folder / m.folder / "rank0.out.safetensors");
+  try {
+    judge_folder(folder, {}, families(), silent, &unanswered);
+    ADD_FAILURE() << "a battery without an answer was judged";
+  } catch (const BadInput& e) {
+    EXPECT_NE(std::string(e.what()).find(fmt::format("the other {} cases", b.members.size() - 1)),
+              std::string::npos)
+        << e.what();
+  }
+  answer(folder / b.members[0].folder, families(), {.arguments = true});
   fs::remove_all(folder / b.members[1].folder);
   expect_refused(b.members[1].folder + "/case.json", {"nothing there"});
 }

@@ -456,6 +456,7 @@ TEST(Printable, EscapesWhatSteersATerminal) {
 TEST(Printable, AWordOfAShellComesOutAsItWas) {
   EXPECT_EQ(telling::shell_word("tp=2"), "tp=2");
   EXPECT_EQ(telling::shell_word(""), "''");
+  EXPECT_EQ(telling::shell_path("-d"), "./-d");
   EXPECT_EQ(telling::shell_word("a b"), "'a b'");
   EXPECT_EQ(telling::shell_word("it's $x"), "'it'\\''s $x'");
   EXPECT_EQ(telling::shell_word("a\nit's \\ \x1b"), "$'a\\x0ait\\'s \\\\ \\x1b'");
