@@ -20,6 +20,7 @@
 #include <sstream>
 #include <thread>
 
+#include "oracle/abilities.hpp"
 #include "oracle/check.hpp"
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
@@ -41,6 +42,7 @@
 #include "oracle/report_diff.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
+#include "oracle/self.hpp"
 #include "oracle/shrink.hpp"
 #include "oracle/worker.hpp"
 
@@ -128,8 +130,8 @@ const std::vector<OptionName>& gate_options() {
       {"--failed", "DIR", "only what did not pass in the report there"},
       {"--fail-fast", "", "stop at the first case that does not pass"},
       {"--dry-run", "", "print what is due; run nothing"},
-      seed_option,
-      {"--seeds", "N", "as many seeds for each line"},
+      {"--seed", "N", "the seed of every case; controls keep that of their witness"},
+      {"--seeds", "N", "as many seeds for each case"},
       {"--jobs", "N", "worlds side by side (one more than cores, at most 5)"},
       scale_option,
       canonical_option,
@@ -282,14 +284,42 @@ void add_options(CLI::App& app, const std::vector<OptionName>& options, Words& w
   }
 }
 
+// The words of a line may be quoted or not; a gate takes any number of patterns.
+bool takes_several(const CommandName& c) {
+  return std::string(c.words).starts_with("LINE") || c.name == std::string("gate");
+}
+
 std::string usage() {
   std::string text = "usage: shardproof COMMAND ...\n\n";
   for (const CommandName& c : commands())
-    text += fmt::format("  {:<8} {:<14} {}\n", c.name, fmt::format("[{} ...]", c.words), c.help);
+    text += fmt::format("  {:<8} {:<14} {}\n", c.name,
+                        fmt::format("[{}{}]", c.words, takes_several(c) ? " ..." : ""), c.help);
   return text +
          "\n  shardproof COMMAND --help shows the options of a command\n"
+         "  shardproof --version  says what it is built with\n"
          "\nexit  0 passed   1 a subject failed   2 wrong call   3 no judgement   130 "
          "interrupted\n";
+}
+
+// "shardproof 0.1.0   compiler 12.2.0   eigen 3.4.0 ...   runs processes, threads, mpi"
+std::string version_line() {
+  auto all = versions();
+  std::string text = fmt::format("shardproof {}", all.extract("shardproof").mapped());
+  for (const auto& [name, version] : all) text += fmt::format("   {} {}", name, version);
+  std::vector<std::string> lanes;
+  for (const Ability& a : abilities_unasked())
+    if (a.available) lanes.push_back(a.name);
+  return text + fmt::format("   runs {}\n", joined(lanes));
+}
+
+// CLI11 writes "..." behind all words.
+std::string help_of(const CLI::App& app, const CommandName& command) {
+  std::string text = app.help();
+  if (takes_several(command)) return text;
+  for (const std::string dots : {"...", " ..."})
+    if (const size_t at = text.find(command.words + dots); at != std::string::npos)
+      text.erase(at + std::strlen(command.words), dots.size());
+  return text;
 }
 
 bool asks_for_help(const std::string& word) {
@@ -313,7 +343,7 @@ bool read_words(const CommandName& command, std::vector<std::string> arguments, 
   try {
     app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {
-    say(app.help());
+    say(help_of(app, command));
     return false;
   } catch (const CLI::ParseError& e) {
     throw BadInput(fmt::format("{}: {}; `shardproof {} --help` shows the options", command.name,
@@ -479,13 +509,23 @@ std::string ended_with_newline(std::string text) {
   return text;
 }
 
-void say_closing(Report& report) {
-  if (interrupted()) report.complete = false;
-  say(coloured(ended_with_newline(closing(report))));
+// `self`: the judge's own tests are part of it.
+void say_interrupted(const Report& report, bool self) {
   if (!interrupted()) return;
   const Counts n = counts(report);
-  say(fmt::format("INTERRUPTED after {} cases with {} checks and {} controls: what is said above holds for these, the rest was not judged\n",
-                  n.cases, n.checks, n.controls));
+  say(
+      fmt::format("INTERRUPTED after {} cases with {} checks and {} controls: what is said above "
+                  "holds for these, the rest was not judged{}\n",
+                  n.cases, n.checks, n.controls,
+                  self && report.self.planted == 0
+                      ? "; the judge's own tests did not end, so that it is not proven"
+                      : ""));
+}
+
+void say_closing(Report& report, bool self) {
+  if (interrupted()) report.complete = false;
+  say(coloured(ended_with_newline(closing(report))));
+  say_interrupted(report, self);
 }
 
 // What is asked for is written whatever the verdict is; what cannot be leaves no judgement.
@@ -571,7 +611,7 @@ int gate_of(const Words& words, Options options, const Registry& registry) {
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
   Report report = run_gate(options, registry, *progress);
   progress.reset();
-  say_closing(report);
+  say_closing(report, options.self && !registry.planted().empty());
   if (words.flags.contains("--github")) say(github_annotations(report, options.report));
   const std::string skips = reason_of_skips(report);
   const int code = concluded(std::move(report), options);
@@ -676,6 +716,7 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
   if (!report.dumped.empty()) say(telling::row("dumped", report.dumped));
   for (const std::string& reason : no_judgement(report))
     say(coloured(fmt::format("NO JUDGEMENT {}\n", reason)));
+  say_interrupted(report, /*self=*/false);
   return concluded(std::move(report), options);
 }
 
@@ -803,7 +844,7 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
       prepared::judge_folder(words.plain[0], options, registry, *progress, &unanswered);
   progress.reset();
   if (!options.report.empty()) check_report_folder(options.report);
-  say_closing(report);
+  say_closing(report, /*self=*/false);
   for (const std::string& text : prepared::not_judged(report))
     say(fmt::format("not judged {}\n", text));
   if (verbose && !work_goes_on()) say(memory_line());
@@ -917,6 +958,10 @@ int obey(int argc, char** argv, const Registry& registry) {
     say(usage());
     return exit_passed;
   }
+  if (!arguments.empty() && arguments[0] == "--version") {
+    say(version_line());
+    return exit_passed;
+  }
   const CommandName& command = command_of(arguments);
   arguments.erase(arguments.begin());
   Words words;
@@ -966,6 +1011,7 @@ int main(int argc, char** argv, Registry registry, const char* modules) {
   std::signal(SIGXFSZ, SIG_IGN);  // `ulimit -f` is met as a write that fails
   const bool worker = argc > 1 && !std::strcmp(argv[1], "--worker");
   const auto outside = worker ? std::nullopt : outside_launch();
+  if (!worker && !outside) speak_when_interrupted();
   int code = exit_no_judgement;
   try {
     if (outside && outside->rank > 0) return serve_outside(rank_main(registry));

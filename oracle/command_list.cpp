@@ -205,7 +205,14 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
     rows.emplace_back(c.name, asked_on(registry, c));
     for (const auto& [check, ranks] : rows.back().second) asked.insert(check);
   }
-  if (rows.empty()) nothing_named(registry, pattern);
+  if (rows.empty()) {
+    std::vector<std::string> names = registry.families();
+    for (const Contract& c : registry.contracts()) names.push_back(c.name);
+    throw BadInput(
+        fmt::format("pattern '{}': expected part of the name of a family or a contract, whose rows "
+                    "--table shows, met one that selects none{}",
+                    pattern, did_you_mean(pattern, names)));
+  }
   std::vector<std::string> columns;
   for (const Check& check : all_checks())
     if (asked.contains(check.name)) columns.push_back(check.name);

@@ -603,7 +603,10 @@ class Gate {
     } else {
       judge_side_by_side(due, local);
     }
-    if (interrupted()) report_.self = {};  // a fault that was cut short was not missed
+    // A fault that was cut short was not missed.
+    if (interrupted() &&
+        (size_t(report_.self.named) < registry_.planted().size() || !report_.self.failures.empty()))
+      report_.self = {};
     judge(mpi);                            // alone: beside a busy process its polls starve
     if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch();
     if (!interrupted()) rerun_failures();

@@ -3,6 +3,8 @@
 // for ranks comes back at once.
 #include "oracle/interrupt.hpp"
 
+#include <unistd.h>
+
 #include <csignal>
 
 namespace shardproof {
@@ -11,10 +13,15 @@ namespace {
 volatile std::sig_atomic_t raised = 0;
 bool left = false;
 void raise_flag(int) { raised = 1; }
+void say_and_end(int) {
+  constexpr char words[] = "shardproof: INTERRUPTED before its end: nothing was judged\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, words, sizeof words - 1);
+  _exit(130);
+}
 
-void take_signals(int flags) {
+void take_signals(void (*handler)(int), int flags) {
   struct sigaction action = {};
-  action.sa_handler = raise_flag;
+  action.sa_handler = handler;
   action.sa_flags = flags;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
@@ -22,8 +29,9 @@ void take_signals(int flags) {
 }
 }  // namespace
 
-void catch_interrupts() { take_signals(int(SA_RESETHAND)); }
-void only_note_interrupts() { take_signals(0); }
+void speak_when_interrupted() { take_signals(say_and_end, 0); }
+void catch_interrupts() { take_signals(raise_flag, int(SA_RESETHAND)); }
+void only_note_interrupts() { take_signals(raise_flag, 0); }
 
 bool interrupted() { return raised != 0; }
 

@@ -8,6 +8,8 @@
 
 namespace shardproof {
 
+// Until then the first one ends the process with 130 and a line that says so.
+void speak_when_interrupted();
 // From now on the first SIGINT or SIGTERM only raises the flag; a second one ends the process.
 void catch_interrupts();
 // In a process that belongs to another one, which hands signals on and may have been spared the one

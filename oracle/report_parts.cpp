@@ -385,6 +385,10 @@ Ending ending(const Report& report) {
   if (n.blamed() > 0)
     return {"FAILED", fmt::format("{}: {}; in {} of {}", number_of(n.checks, "check"), tally(n),
                                   blamed_cases(report), number_of(n.cases, "case"))};
+  if (n.checks == 0)
+    return {"PASSED",
+            fmt::format("no check of a subject was selected; of {} {} caught, {} equivalent",
+                        number_of(n.controls, "control"), n.caught, n.equivalent)};
   return {"PASSED",
           fmt::format("{}, {}, {}", number_of(n.checks, "check"), tally(n), worst_text(report))};
 }

@@ -195,7 +195,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
        {"docs with one token at least", "met 2 documents without any", "give one of them"}},
       {{"run", "attention_ring", "docs=5,4", "tokens=8"},
        {"docs that add up to all 8 tokens", "met a sum of 9", "tokens=9"}},
-      {{"run", "attention_ring", "docs=5,-1"}, {"docs of 0 tokens", "document 1 of -1 tokens, from 5 to 4;"}},
+      {{"run", "attention_ring", "docs=5,-1"},
+       {"docs of 0 tokens", "document 1 of -1 tokens, from 5 to 4;"}},
       {{"run", "attention_ring", "docs=5,4", "cu_seqlens_k=1,4,8"},
        {"cu_seqlens_k that begin with 0", "document 0 beginning at 1"}},
       {{"run", "attention_ring", "docs=5,4", "cu_seqlens_k=0,4,8", "kv_tokens=9"},
@@ -260,6 +261,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", c, "--in-process"}, {"--in-process", "transport=threads"}},
       {{"list", "no_such_thing"}, {"'no_such_thing'"}},
       {{"list", "a", "b"}, {"at most one"}},
+      {{"list", "--table", "mask"}, {"'mask'", "a family or a contract", "selects none\n"}},
       {{"explain"}, {"empty line"}},
       {{"explain", c, "tp=4", "nodes=3"}, {"'nodes'", "divisor", "4 ranks"}},
       {{"explain", c, "tp=4", "nodes=0"}, {"'nodes'", "from 1"}},
@@ -270,7 +272,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"prepare", c, "tp=2", "transport=mpi", folder / "new"}, {"'transport'", "transport=mpi"}},
       {{"prepare", c, "--check", "ledger", folder / "new"}, {"--check", "ledger"}},
       {{"prepare", c, "--ranks", "2", folder / "new"}, {"--ranks", "--tier"}},
-      {{"prepare", "norm_sequence", "tokens=16777216", "hidden=16777216", folder / "new"}, {"memory of this machine", "8192 TiB", "smaller extents"}},
+      {{"prepare", "norm_sequence", "tokens=16777216", "hidden=16777216", folder / "new"},
+       {"memory of this machine", "8192 TiB", "smaller extents"}},
       {{"prepare", "--tier", "smok", folder / "new"}, {"--tier", "'smok'"}},
       {{"prepare", "--tier", "smoke", "no_such_family", folder / "new"}, {"'no_such_family'"}},
       {{"judge"}, {"one DIR", "met 0"}},
@@ -323,9 +326,6 @@ TEST_F(Command, WhatFailedIsChosenFromAsEverythingElse) {
     EXPECT_EQ(again(other), 2) << other[0];
 }
 
-// What a shell inherited from a launcher that has gone.
-TEST_F(Command, RanksThatNobodyStartedAreNotWaitedFor) {
-  setenv("PMI_RANK", "0", 1);
 // A twin that was run by itself is nobody's control, on its witness or not; a broken run is one.
 TEST_F(Command, WhatFailedIsAgainWhatItWas) {
   Folder folder;
@@ -351,6 +351,9 @@ TEST_F(Command, WhatFailedIsAgainWhatItWas) {
   EXPECT_EQ(report.controls[0].outcome, ControlResult::caught) << report.controls[0].reason;
 }
 
+// What a shell inherited from a launcher that has gone.
+TEST_F(Command, RanksThatNobodyStartedAreNotWaitedFor) {
+  setenv("PMI_RANK", "0", 1);
   setenv("PMI_SIZE", "2", 1);
   const Ended alone = call({"run", contract, "tp=2"});
   unsetenv("PMI_RANK");
@@ -413,7 +416,18 @@ TEST_F(Command, HelpNamesTheCommandsAndExitCodes) {
   for (const char* part : {"gate", "run", "list", "explain", "130"})
     EXPECT_TRUE(holds(ended.out, part));
   EXPECT_EQ(call({"gate", "--help"}).code, 0);
+  EXPECT_TRUE(holds(call({"gate", "--help"}).out, "[PATTERN...]"));
+  EXPECT_FALSE(holds(call({"list", "--help"}).out, "..."));
   EXPECT_TRUE(holds(call({"run", "--help"}).out, "--check"));
+}
+
+TEST_F(Command, VersionIsOneLine) {
+  const Ended ended = call({"--version"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(ended.out.starts_with("shardproof ")) << ended.out;
+  for (const char* part : {"compiler " __VERSION__, "eigen ", "runs processes, threads"})
+    EXPECT_TRUE(holds(ended.out, part)) << ended.out;
+  EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'), 1) << ended.out;
 }
 
 TEST_F(Command, ListNamesEverything) {
@@ -560,6 +574,39 @@ TEST_F(Command, AnInterruptedGateSaysSo) {
       });
   EXPECT_EQ(ended.code, 130) << ended.err;
   EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
+  EXPECT_TRUE(holds(text_of(folder / "out"), "the judge's own tests did not end"))
+      << text_of(folder / "out");
+}
+
+bool has_children(pid_t process) {
+  const std::string id = std::to_string(process);
+  return !text_of("/proc/" + id + "/task/" + id + "/children").empty();
+}
+
+TEST_F(Command, AnInterruptedRunSaysSo) {
+  Folder folder;
+  const Ended ended =
+      start({"run", "attention_ring", "cp=2", "tokens=2000"}, folder / "out", [](pid_t child) {
+        for (int i = 0; i < 60000 && !has_children(child); ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        kill(child, SIGTERM);
+      });
+  EXPECT_EQ(ended.code, 130) << ended.err;
+  EXPECT_TRUE(holds(text_of(folder / "out"), "INTERRUPTED after 0 cases"))
+      << text_of(folder / "out");
+}
+
+// Before a command waits for its cases, and where it waits for none.
+TEST_F(Command, AnInterruptedPrepareSaysSo) {
+  Folder folder;
+  const Ended ended =
+      start({"prepare", "--tier", "nightly", folder / "battery"}, folder / "out", [&](pid_t child) {
+        for (int i = 0; i < 60000 && !fs::exists(folder / "battery"); ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        kill(child, SIGTERM);
+      });
+  EXPECT_EQ(ended.code, 130);
+  EXPECT_EQ(ended.err, "shardproof: INTERRUPTED before its end: nothing was judged\n");
 }
 
 // A signal to the gate alone, as `kill` and a CI's runner send it, reaches the processes that judge.

@@ -587,6 +587,14 @@ TEST(Closing, NoJudgementNamesItsReasonsAndBlamesNobody) {
   EXPECT_TRUE(contains(text, "1 ESCAPED"));
 }
 
+TEST(Closing, ControlsAloneAreSaidToBeAllThatWasJudged) {
+  Report r = report_of({}, {caught(), with(ControlResult::equivalent)});
+  EXPECT_TRUE(contains(
+      closing(r),
+      "\nPASSED     no check of a subject was selected; of 2 controls 1 caught, 1 equivalent "))
+      << closing(r);
+}
+
 TEST(Closing, WhatIsNotDueOfAContractIsOneLine) {
   Report r = report_of({healthy()});
   r.not_due = {"clip: gradient, accumulate", "clip: gradient, gradcheck, accumulate", "clip: heads"};
