@@ -17,6 +17,7 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/pairing.hpp"
 #include "oracle/clock.hpp"
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
@@ -74,7 +75,8 @@ std::string outcome_text(const RankOutcome& o) {
   switch (o.end) {
     case RankOutcome::signalled: return o.text.empty() ? fmt::format("killed by signal {}", o.code) : o.text;
     case RankOutcome::exited: return fmt::format("left the process with exit code {}", o.code);
-    case RankOutcome::hung: return "made no progress until its deadline";
+    case RankOutcome::hung:
+      return "made no progress until its deadline" + crowded_text(crowding());
     case RankOutcome::threw: return "threw: " + o.text;
     case RankOutcome::ended: return "ended by the parent because another rank failed";
     case RankOutcome::finished: return "finished";

@@ -18,6 +18,7 @@
 #include <map>
 
 #include "oracle/comm/arena.hpp"
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/lockstep.hpp"
 #include "oracle/comm/reduce.hpp"
 #include "oracle/comm/standing.hpp"
@@ -209,9 +210,10 @@ class Impl final : public MessageDoor {
       if (look_for(o)) break;
       if (looks % 32 == 0) look_for_release();
       if (looks % 256 == 0 && monotonic_ns() > deadline) {
-        throw Released(Released::deadline,
-                       fmt::format("no progress for {:.1f} s: rank {} {}", 10 * c_.deadline_scale,
-                                   c_.state->rank, standing(c_.state->rank, trace)));
+        throw Released(
+            Released::deadline,
+            fmt::format("no progress for {:.1f} s{}: rank {} {}", 10 * c_.deadline_scale,
+                        crowded_text(crowding()), c_.state->rank, standing(c_.state->rank, trace)));
       }
       if (fits_) continue;
       if (looks < yields_first)

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/reduce.hpp"
 #include "oracle/comm/standing.hpp"
 
@@ -412,10 +413,12 @@ void ArenaDoor::release_overdue(const GroupPage& group, int64_t begun) {
   }
   const int64_t deadline = arena_.call_deadline_ns();
   if (monotonic_ns() - last < deadline) return;
+  const std::string crowded = crowded_text(crowding());  // reads a file: before the lock
   Locked hold(arena_, state_.rank);
   if (!page_.waiting.load() || arena_.head().released.load()) return;
-  arena_.release(Released::deadline, fmt::format("no progress for {:.1f} s\n{}",
-                                                 double(deadline) * 1e-9, arena_.standings_text()));
+  arena_.release(Released::deadline,
+                 fmt::format("no progress for {:.1f} s{}\n{}", double(deadline) * 1e-9, crowded,
+                             arena_.standings_text()));
 }
 
 void ArenaDoor::compare(const Pending& p) {

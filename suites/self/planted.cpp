@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <fstream>
 
+#include "oracle/comm/crowd.hpp"
+
 namespace shardproof {
 
 void family_mapping(Registry&);
@@ -172,7 +174,10 @@ std::string run(const Plant& p) try {
   const Children children;
   {
     Options options;
-    options.deadline_scale = p.deadline_scale;
+    // A short deadline waits longer where ranks get to their fault later.
+    options.deadline_scale = p.deadline_scale < 1
+                                 ? std::min(1.0, p.deadline_scale * std::max(1.0, crowding()))
+                                 : p.deadline_scale;
     Runner runner(options, registry());
     const Case line = line_of(p.line, p.name), healthy = line_of(p.afterwards.empty() ? p.line : p.afterwards, "");
     const auto checks = checks_of(p, line);

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "oracle/case.hpp"
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/interrupt.hpp"
@@ -605,6 +606,14 @@ TEST_P(Transports, AnEndlessLoopIsHungAndItsPeersSayWhere) {
               std::string::npos)
         << said;
   }
+}
+
+// 23 processes on 2 cores: a call that takes 1 s alone takes 12.
+TEST(World, ADeadlineThatPassesOnACrowdedMachineSaysHowManyTimesMoreIsDue) {
+  EXPECT_EQ(crowded_text(2), "");
+  EXPECT_NE(crowded_text(11.5).find("(12 processes want each core"), std::string::npos);
+  EXPECT_NE(crowded_text(11.5).find("--deadline-scale 12"), std::string::npos);
+  EXPECT_GT(crowding(), 0);  // this process runs
 }
 
 TEST_P(Transports, AWorldThatNeverCallsIsEndedByTheJobsDeadline) {

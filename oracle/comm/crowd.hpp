@@ -1,0 +1,33 @@
+// Deadlines count the clock: where many processes share a core, a rank that works may miss one.
+#pragma once
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+namespace shardproof {
+
+// How many processes want each core, over the last minute or at this moment.
+inline double crowding() {
+  double minute = 0;
+  unsigned running = 0;
+  if (std::FILE* file = std::fopen("/proc/loadavg", "r")) {
+    if (std::fscanf(file, "%lf %*f %*f %u", &minute, &running) != 2) minute = running = 0;
+    std::fclose(file);
+  }
+  return std::max(minute, double(running)) / std::max(1u, std::thread::hardware_concurrency());
+}
+
+// Behind a deadline that has passed; "" where no more than two share a core.
+inline std::string crowded_text(double of_a_core) {
+  if (of_a_core <= 2) return "";
+  return fmt::format(
+      " ({0:.0f} processes want each core, and deadlines count the clock: --deadline-scale {0:.0f} "
+      "allows for it)",
+      std::ceil(of_a_core));
+}
+
+}  // namespace shardproof
