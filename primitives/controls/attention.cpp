@@ -320,12 +320,9 @@ template <class Core>
 std::unique_ptr<Kernel> alltoall_with() {
   return std::make_unique<AttentionAllToAll>(std::make_unique<Core>());
 }
-template <class Twin>
-std::unique_ptr<Kernel> kernel() {
-  return std::make_unique<Twin>();
-}
 
 using controls::Row;
+using controls::twin;
 
 const char* const ring = "attention_ring";
 const char* const gather = "attention_allgather";
@@ -362,18 +359,18 @@ const Row rows[] = {
      "tenstorrent/tt-metal 53205", zigzag4, "cp >= 2"},
     {ring, "block_local_delta", ring_with<BlockLocalDelta>, "gradient", "forward,ledger",
      "tenstorrent/tt-metal 53205", zigzag4, "cp >= 2"},
-    {ring, "stale_kv_backward", kernel<StaleKeysBackward>, "gradient", "forward,ledger",
+    {ring, "stale_kv_backward", twin<StaleKeysBackward>, "gradient", "forward,ledger",
      "huggingface/diffusers 14265", zigzag4, "cp >= 2"},
-    {ring, "dkv_one_hop_short", kernel<OneHopShort>, "gradient", "forward",
+    {ring, "dkv_one_hop_short", twin<OneHopShort>, "gradient", "forward",
      "gradients that do not come home", zigzag4, "cp >= 2"},
-    {ring, "dkv_wrong_owner", kernel<WrongOwner>, "gradient", "forward",
+    {ring, "dkv_wrong_owner", twin<WrongOwner>, "gradient", "forward",
      "gradients that go to the other neighbour", zigzag4, "cp >= 3"},
-    {ring, "dkv_local_only", kernel<GradientsStay>, "gradient", "forward,ledger",
+    {ring, "dkv_local_only", twin<GradientsStay>, "gradient", "forward,ledger",
      "a gradient of the own queries taken for the whole", zigzag4, "cp >= 2"},
     {ring, "half_lse_view", ring_with<HalfLseView>, "gradient", "forward,ledger",
      "NVIDIA/TransformerEngine 498", zigzag4, "zigzag causal, more than one head"},
-    {ring, "ring_step_skipped", kernel<StepSkipped>, "forward,coverage", "",
-     "a loop over p-1 blocks", zigzag4, "full or zigzag (contiguous causal: the last rank only)"},
+    {ring, "ring_step_skipped", twin<StepSkipped>, "forward,coverage", "", "a loop over p-1 blocks",
+     zigzag4, "full or zigzag (contiguous causal: the last rank only)"},
     {ring, "strict_causal", ring_with<StrictCausal>, "forward,mask", "gradcheck,ledger",
      "Dao-AILab/flash-attention 402", zigzag4, "causal"},
     {gather, "strict_causal", gather_with<StrictCausal>, "forward,mask", "gradcheck,ledger",
@@ -396,18 +393,18 @@ const Row rows[] = {
      "left window < T - 1"},
     {ring, "scale_by_model_dim", ring_with<ScaleByModelDim>, "forward", "gradcheck,ledger",
      "deepspeedai/DeepSpeed, test reference of FPDT", zigzag4, "more than one head on the rank"},
-    {alltoall, "a2a_axis_swapped", kernel<AllToAllAlongBatch>, "forward", "ledger",
+    {alltoall, "a2a_axis_swapped", twin<AllToAllAlongBatch>, "forward", "ledger",
      "deepspeedai/Megatron-DeepSpeed 406", "cp=2 mask=causal seq=16 batch=3", "batch >= 2"},
-    {"attention_hierarchical", "inner_group_strided", kernel<InnerGroupStrided>, "forward,ledger",
-     "", "runs of ranks taken along the other axis of the same group", zigzag4,
+    {"attention_hierarchical", "inner_group_strided", twin<InnerGroupStrided>, "forward,ledger", "",
+     "runs of ranks taken along the other axis of the same group", zigzag4,
      "cp=4, inner=2, causal or a window (full: ledger only)"},
-    {ring, "expanded_cotangent_read_densely", kernel<CotangentReadDensely>, "gradient",
+    {ring, "expanded_cotangent_read_densely", twin<CotangentReadDensely>, "gradient",
      "forward,ledger", "Dao-AILab/flash-attention 355, facebookresearch/xformers 282",
      "cp=2 layout=zigzag mask=causal strides=expanded", "a cotangent of stride 0"},
-    {ring, "expanded_input_read_densely", kernel<InputsReadDensely>, "forward", "ledger",
+    {ring, "expanded_input_read_densely", twin<InputsReadDensely>, "forward", "ledger",
      "Dao-AILab/flash-attention 355", "cp=2 layout=zigzag mask=causal strides=expanded_inputs",
      "an input of stride 0"},
-    {ring, "ring_reversed_full_mask", kernel<RingReversed>, "ledger", "forward,gradient",
+    {ring, "ring_reversed_full_mask", twin<RingReversed>, "ledger", "forward,gradient",
      "a ring that turns the other way, right in value", "cp=4", "p >= 3", true},
 };
 

@@ -174,12 +174,8 @@ struct GroupsInTurn final : AttentionBlock {
   }
 };
 
-template <class Twin>
-std::unique_ptr<Kernel> twin() {
-  return std::make_unique<Twin>();
-}
-
 using controls::Row;
+using controls::twin;
 
 const char* const block = "attention_block";
 const char* const shared = "tp=4 kv_heads=2 mask=causal";

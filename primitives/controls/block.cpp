@@ -2,53 +2,14 @@
 // break a training run at the step that control=NAME@STEP gives.
 #include "primitives/block.hpp"
 #include "oracle/registry.hpp"
+#include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
 
 namespace shardproof {
 namespace {
 
+using namespace controls;
 using namespace primitives;
-
-void alone(Parallel& p, const Parts& parts) { coalesced_all_reduce(p, parts, std::vector<Axis>{}); }
-
-// Sums over the own tokens are taken for the whole.
-struct GradientLocal final : Block {
-  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>&) override {
-    alone(p, parts);
-  }
-};
-
-struct GradientAveraged final : Block {
-  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
-    coalesced_all_reduce(p, parts, axes, Reduce::avg);
-  }
-};
-
-// The second norm was added later and never to the list.
-struct LastLeftOut final : Block {
-  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
-    coalesced_all_reduce(p, Parts(parts.begin(), parts.end() - 1), axes);
-    alone(p, {parts.back()});
-  }
-};
-
-struct FirstSummedTwice final : Block {
-  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
-    coalesced_all_reduce(p, parts, axes);
-    const View once = partial_like(p, parts[0].result);
-    convert(parts[0].result, once);
-    coalesced_all_reduce(p, Parts{{once, parts[0].result}}, axes);
-  }
-};
-
-struct SummedOverDp final : Block {
-  std::vector<Axis> summed_over(const Case&) const override { return {Axis::dp}; }
-};
-
-// Without sp every rank has seen all tokens.
-struct WholeGradientSummed final : Block {
-  std::vector<Axis> summed_over(const Case&) const override { return {Axis::tp}; }
-};
 
 // The sum is made once the gradient has been handed over: what the step sees is the rank's own
 // part.
@@ -81,27 +42,21 @@ struct DropoutSeededByRank final : Block {
   }
 };
 
-template <class Kernel_>
-std::unique_ptr<Kernel> twin() {
-  return std::make_unique<Kernel_>();
-}
-
-using controls::Row;
-
 const Row rows[] = {
-    {"block", "norm_gradient_not_summed", twin<GradientLocal>, "replica,gradient", "forward",
+    {"block", "norm_gradient_not_summed", twin<GradientLocal<Block>>, "replica,gradient", "forward",
      "NVIDIA/Megatron-LM 20b7a54, deepspeedai/Megatron-DeepSpeed 448", "tp=2 sp=on", "sp=on"},
-    {"block", "norm_gradient_averaged", twin<GradientAveraged>, "gradient", "forward,replica",
-     "EleutherAI/gpt-neox 1259", "tp=2 sp=on", "sp=on; ratio 1/p"},
-    {"block", "norm_parameter_left_out", twin<LastLeftOut>, "replica,gradient", "forward",
+    {"block", "norm_gradient_averaged", twin<GradientAveraged<Block>>, "gradient",
+     "forward,replica", "EleutherAI/gpt-neox 1259", "tp=2 sp=on", "sp=on; ratio 1/p"},
+    {"block", "norm_parameter_left_out", twin<LastLeftOut<Block>>, "replica,gradient", "forward",
      "a list of parameters kept by hand", "tp=2 sp=on", "sp=on"},
-    {"block", "norm_parameter_summed_twice", twin<FirstSummedTwice>, "gradient", "forward,replica",
-     "a parameter on two lists of the finalisation", "tp=2 sp=on", "sp=on; ratio p"},
-    {"block", "norm_gradient_summed_over_dp", twin<SummedOverDp>, "gradient,ledger", "forward",
-     "a replicated parameter reduced over the data-parallel axis alone", "tp=2 dp=2 sp=on",
-     "two axes, sp=on"},
-    {"block", "redundant_gradient_summed", twin<WholeGradientSummed>, "gradient,ledger", "forward,replica",
-     "NVIDIA/Megatron-LM 2632", "tp=2", "sp=off; ratio p"},
+    {"block", "norm_parameter_summed_twice", twin<FirstSummedTwice<Block>>, "gradient",
+     "forward,replica", "a parameter on two lists of the finalisation", "tp=2 sp=on",
+     "sp=on; ratio p"},
+    {"block", "norm_gradient_summed_over_dp", twin<SummedOverDp<Block>>, "gradient,ledger",
+     "forward", "a replicated parameter reduced over the data-parallel axis alone",
+     "tp=2 dp=2 sp=on", "two axes, sp=on"},
+    {"block", "redundant_gradient_summed", twin<WholeGradientSummed<Block>>, "gradient,ledger",
+     "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=2", "sp=off; ratio p"},
     {"block", "gradient_reduced_after_hand_over", twin<ReducedAfterHandOver>, "replica,gradient",
      "forward,ledger", "a hook that reduces after the optimizer's has run", "tp=2 sp=on", "sp=on"},
     {"block", "dropout_by_local_index", twin<DropoutByLocalIndex>, "replica,forward,gradient",

@@ -232,12 +232,9 @@ template <class Part>
 std::unique_ptr<Kernel> row_with() {
   return std::make_unique<LinearRow>(std::make_unique<Part>());
 }
-template <class Layer>
-std::unique_ptr<Kernel> layer() {
-  return std::make_unique<Layer>();
-}
 
 using controls::Row;
+using controls::twin;
 
 const Row rows[] = {
     {"linear_column", "frozen_skips_dx_reduce", column_with<FrozenSkipsReduce>, "gradient",
@@ -250,27 +247,27 @@ const Row rows[] = {
      "sp=off, p >= 2; ratio p"},
     {"linear_column", "ungathered_operand", column_with<UngatheredOperand>, "gradient", "forward",
      "NVIDIA/TransformerEngine 178", "tp=2 sp=on", "sp=on, p >= 2"},
-    {"linear_column", "input_kept_in_layer", layer<InputKeptInLayer>, "accumulate",
+    {"linear_column", "input_kept_in_layer", twin<InputKeptInLayer>, "accumulate",
      "forward,gradient,adjoint,repeat", "deepspeedai/DeepSpeed 2800, pytorch/pytorch 139404",
      "tp=2 sp=on", "two forwards in flight"},
-    {"linear_column", "qkv_contiguous", layer<CutAsOneBlock>, "forward", "adjoint,ledger",
+    {"linear_column", "qkv_contiguous", twin<CutAsOneBlock>, "forward", "adjoint,ledger",
      "awslabs/slapo 46", "tp=2 heads=8 kv_heads=4 whole_weight=on", "p >= 2, kv_heads < heads"},
-    {"linear_column", "fused_gate_up_contiguous", layer<CutAsOneBlock>, "forward", "adjoint,ledger",
+    {"linear_column", "fused_gate_up_contiguous", twin<CutAsOneBlock>, "forward", "adjoint,ledger",
      "NVIDIA/Megatron-LM 360", "tp=4 swiglu=on whole_weight=on", "p >= 2"},
-    {"linear_column", "column_bias_of_rank_zero", layer<BiasOfRankZero>, "forward", "ledger",
+    {"linear_column", "column_bias_of_rank_zero", twin<BiasOfRankZero>, "forward", "ledger",
      "Megatron layer exercises", "tp=2 whole_weight=on", "random bias"},
-    {"linear_column", "gather_output_backward_reduces", layer<OutputGradientSummed>,
+    {"linear_column", "gather_output_backward_reduces", twin<OutputGradientSummed>,
      "adjoint,gradient", "forward", "NVIDIA/Megatron-LM 8474e6e, THUDM/slime 1748",
      "tp=4 gather_output=on", "p >= 2; ratio p"},
-    {"linear_column", "skipped_bias_added", layer<SkippedBiasAdded>, "forward", "ledger",
+    {"linear_column", "skipped_bias_added", twin<SkippedBiasAdded>, "forward", "ledger",
      "a bias left to the caller that the layer adds as well", "tp=2 skip_bias_add=on",
      "random bias"},
 
-    {"linear_column", "wgrad_overwrites", layer<SumOverwritten>, "accumulate", "forward,gradient",
+    {"linear_column", "wgrad_overwrites", twin<SumOverwritten>, "accumulate", "forward,gradient",
      "NVIDIA/Megatron-LM 6357", "tp=2 microbatches=2", "2 microbatches in one step"},
-    {"linear_column", "wgrad_adds_once", layer<SumAddedOnce>, "accumulate", "forward,gradient",
+    {"linear_column", "wgrad_adds_once", twin<SumAddedOnce>, "accumulate", "forward,gradient",
      "NVIDIA/Megatron-LM 6357", "tp=2 microbatches=2", "2 microbatches in one step"},
-    {"linear_column", "dirty_accumulator", layer<SumKeptInLayer>, "accumulate", "forward,gradient",
+    {"linear_column", "dirty_accumulator", twin<SumKeptInLayer>, "accumulate", "forward,gradient",
      "NVIDIA/Megatron-LM 4609", "tp=2 microbatches=2", "2 steps, compared after each"},
 
     {"linear_row", "bias_before_reduce", row_with<BiasBeforeReduce>, "forward", "ledger",
@@ -291,14 +288,14 @@ const Row rows[] = {
     {"linear_row", "gather_gemm_swapped", row_with<GatherGemmSwapped>, "adjoint", "forward",
      "huggingface/nanotron 172", "tp=2 sp=on", "sp=on, p >= 2"},
 
-    {"mlp", "ffn_norm_local_statistics", layer<LocalStatistics>, "forward", "replica",
+    {"mlp", "ffn_norm_local_statistics", twin<LocalStatistics>, "forward", "replica",
      "Megatron layer exercises", "tp=4 between=norm_reduced", "p >= 2"},
-    {"mlp", "ffn_norm_local_statistics_backward", layer<LocalStatisticsBackward>,
+    {"mlp", "ffn_norm_local_statistics_backward", twin<LocalStatisticsBackward>,
      "gradient,gradcheck", "forward,replica", "a statistic summed in forward and not in backward",
      "tp=4 between=norm_reduced", "p >= 2"},
-    {"mlp", "fused_gate_up_contiguous", layer<MlpCutAsOneBlock>, "forward", "ledger,replica",
+    {"mlp", "fused_gate_up_contiguous", twin<MlpCutAsOneBlock>, "forward", "ledger,replica",
      "NVIDIA/Megatron-LM 360", "tp=4 activation=swiglu whole_weight=on", "p >= 2"},
-    {"mlp", "gelu_tanh_for_exact", layer<TanhForExact>, "forward,gradient", "ledger,replica",
+    {"mlp", "gelu_tanh_for_exact", twin<TanhForExact>, "forward,gradient", "ledger,replica",
      "two formulas under one name", "tp=2", "f32 or f64"},
 };
 

@@ -304,12 +304,9 @@ template <class Core>
 std::unique_ptr<Kernel> ring_with() {
   return std::make_unique<AttentionRing>(std::make_unique<Core>());
 }
-template <class Twin>
-std::unique_ptr<Kernel> kernel() {
-  return std::make_unique<Twin>();
-}
 
 using controls::Row;
+using controls::twin;
 
 const char* const ring = "attention_ring";
 const char* const rotary = "rotary_context";
@@ -333,11 +330,11 @@ const Row rows[] = {
     {ring, "padded_for_real_lengths", ring_with<PaddedLengths>, "forward", "ledger",
      "cu_seqlens_padded used as cu_seqlens (8 public reports)", three,
      "padding rows compared: O exactly 0, lse -inf"},
-    {ring, "padding_output_not_zeroed", kernel<PaddingOutputLeft>, "forward", "gradient,ledger",
+    {ring, "padding_output_not_zeroed", twin<PaddingOutputLeft>, "forward", "gradient,ledger",
      "NVIDIA/TransformerEngine", three, "a gap, finite garbage"},
-    {ring, "padding_gradient_not_zeroed", kernel<PaddingGradientLeft>, "gradient", "forward,ledger",
+    {ring, "padding_gradient_not_zeroed", twin<PaddingGradientLeft>, "gradient", "forward,ledger",
      "NVIDIA/TransformerEngine", three, "a gap, finite garbage"},
-    {ring, "max_seqlen_too_small", kernel<MaxSeqlenOfFirst>, "forward", "gradient,ledger",
+    {ring, "max_seqlen_too_small", twin<MaxSeqlenOfFirst>, "forward", "gradient,ledger",
      "zhuzilin/ring-flash-attention 78", "cp=2 layout=zigzag mask=causal docs=3,12",
      "the first document is the shorter one"},
     {ring, "metadata_cached", ring_with<PlanByShape>, "forward", "gradcheck,ledger",
@@ -346,30 +343,30 @@ const Row rows[] = {
     {ring, "query_offsets_for_keys", ring_with<QueryOffsetsForKeys>, "leak,forward",
      "gradcheck,ledger", "vllm-project/vllm-omni 3525", "cp=2 docs=7,1,8 kv_docs=5,3,8",
      "documents with other counts of keys than of queries"},
-    {ring, "offsets_unchecked", kernel<OffsetsUnchecked>, "rejection", "",
+    {ring, "offsets_unchecked", twin<OffsetsUnchecked>, "rejection", "",
      "a packing that ends short, taken as it comes", "cp=2 cu_seqlens=0,7,8,15 tokens=16 index=i32",
      "malformed cu_seqlens as operands"},
-    {ring, "offsets_in_32_bits", kernel<OffsetsNarrow>, "forward", "ledger",
+    {ring, "offsets_in_32_bits", twin<OffsetsNarrow>, "forward", "ledger",
      "int64 cu_seqlens in a kernel of int32", "cp=2 docs=7,1,8 index=i64", "index=i64"},
 
-    {rotary, "positions_not_reset", kernel<PositionsRunOn>, "forward", "gradcheck",
+    {rotary, "positions_not_reset", twin<PositionsRunOn>, "forward", "gradcheck",
      "NVIDIA/Megatron-LM 5243", "cp=4 layout=zigzag docs=7,1,8", "2 documents"},
-    {rotary, "rope_offset_lost", kernel<OffsetLost>, "forward", "gradcheck",
+    {rotary, "rope_offset_lost", twin<OffsetLost>, "forward", "gradcheck",
      "NVIDIA/Megatron-LM 5243", "cp=4", "cp >= 2"},
 
-    {exchange, "zigzag_whole_row", kernel<DocumentsAsOneRow>, "forward", "adjoint",
+    {exchange, "zigzag_whole_row", twin<DocumentsAsOneRow>, "forward", "adjoint",
      "NVIDIA-NeMo/Megatron-Bridge 5463", "cp=4 docs=7,1,8", "2 documents of unequal lengths"},
 
-    {loss, "loss_mask_ignored", kernel<MaskIgnored>, "forward,gradient", "gradcheck,ledger",
+    {loss, "loss_mask_ignored", twin<MaskIgnored>, "forward,gradient", "gradcheck,ledger",
      "NVIDIA/Megatron-LM 7452 (9)", "cp=4 layout=zigzag docs=7,1,8", "one masked token"},
-    {loss, "mean_of_means", kernel<MeanOfMeans>, "forward,gradient", "", "NVIDIA/Megatron-LM 7513",
+    {loss, "mean_of_means", twin<MeanOfMeans>, "forward,gradient", "", "NVIDIA/Megatron-LM 7513",
      "cp=4 layout=zigzag docs=7,1,8", "unequal valid counts"},
-    {loss, "loss_times_cp", kernel<LossTimesCp>, "gradient", "forward,ledger",
+    {loss, "loss_times_cp", twin<LossTimesCp>, "gradient", "forward,ledger",
      "NVIDIA/Megatron-LM 906", "cp=4 layout=zigzag docs=7,1,8", "cp >= 2; ratio cp"},
-    {loss, "labels_shifted_after_split", kernel<ShiftedAfterSplit>, "forward", "gradcheck",
+    {loss, "labels_shifted_after_split", twin<ShiftedAfterSplit>, "forward", "gradcheck",
      "huggingface/transformers 36607", "cp=4 layout=zigzag docs=7,1,8",
      "token ids distinct at the seams"},
-    {loss, "label_crosses_document", kernel<LabelCrossesDocument>, "forward", "gradcheck,ledger",
+    {loss, "label_crosses_document", twin<LabelCrossesDocument>, "forward", "gradcheck,ledger",
      "pytorch/torchtitan 4075", "cp=4 layout=zigzag docs=7,1,8", "2 documents"},
 };
 

@@ -3,27 +3,20 @@
 #include <algorithm>
 
 #include "oracle/registry.hpp"
-#include "primitives/replicated_layers.hpp"
+#include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
+#include "primitives/replicated_layers.hpp"
 
 namespace shardproof {
 namespace {
 
+using namespace controls;
 using namespace primitives;
-
-void alone(Parallel& p, const Parts& parts) { coalesced_all_reduce(p, parts, std::vector<Axis>{}); }
-
-// What is already the sum is summed once more.
-void sum_again(Parallel& p, const Part& part, Communicator& group) {
-  const View once = partial_like(p, part.result);
-  convert(part.result, once);
-  coalesced_all_reduce(p, Parts{{once, part.result}}, group);
-}
 
 // ---- The coalesced call
 
 // The list of what travels together ends before the last one.
-struct LastLeftOut final : ReplicatedGradients {
+struct LastOfCallLeftOut final : ReplicatedGradients {
   void sum(Parallel& p, const Parts& parts, Communicator& group) override {
     coalesced_all_reduce(p, Parts(parts.begin(), parts.end() - 1), group);
     alone(p, {parts.back()});
@@ -31,7 +24,7 @@ struct LastLeftOut final : ReplicatedGradients {
 };
 
 // One is on two lists.
-struct FirstSummedTwice final : ReplicatedGradients {
+struct FirstOfCallSummedTwice final : ReplicatedGradients {
   void sum(Parallel& p, const Parts& parts, Communicator& group) override {
     ReplicatedGradients::sum(p, parts, group);
     sum_again(p, parts[0], group);
@@ -39,7 +32,7 @@ struct FirstSummedTwice final : ReplicatedGradients {
 };
 
 // The group of the weights' gradients in place of the one that is asked for.
-struct SummedOverDp final : ReplicatedGradients {
+struct CallOverDp final : ReplicatedGradients {
   void sum(Parallel& p, const Parts& parts, Communicator&) override {
     coalesced_all_reduce(p, parts, p.rank.along(Axis::dp));
   }
@@ -78,29 +71,6 @@ struct UnpackedInReverse final : ReplicatedGradients {
 };
 
 // ---- Router
-
-struct RouterGradientLocal final : ReplicatedRouter {
-  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>&) override {
-    alone(p, parts);
-  }
-};
-
-// Each rank's own tokens are summed over tp, those of the other context ranks are not.
-struct NotSummedOverCp final : ReplicatedRouter {
-  std::vector<Axis> summed_over(const Case& line) const override {
-    std::vector<Axis> axes = ReplicatedRouter::summed_over(line);
-    std::erase(axes, Axis::cp);
-    return axes;
-  }
-};
-
-struct RouterSummedWhole final : ReplicatedRouter {
-  std::vector<Axis> summed_over(const Case& line) const override {
-    std::vector<Axis> axes = ReplicatedRouter::summed_over(line);
-    if (!line.on("sp")) axes.insert(axes.begin(), Axis::tp);
-    return axes;
-  }
-};
 
 // The bias was added to the layer later and never to the list.
 struct BiasLeftOut final : ReplicatedRouter {
@@ -186,20 +156,13 @@ struct StepOfMean final : ReplicatedStep {
   }
 };
 
-template <class Kernel_>
-std::unique_ptr<Kernel> twin() {
-  return std::make_unique<Kernel_>();
-}
-
-using controls::Row;
-
 const Row rows[] = {
-    {"replicated_gradients", "gradient_left_out_of_call", twin<LastLeftOut>, "forward,replica",
-     "repeat", "a list of parameters kept by hand", "tp=4", "p >= 2"},
-    {"replicated_gradients", "gradient_summed_twice", twin<FirstSummedTwice>, "forward", "replica",
-     "a parameter on two lists of the finalisation", "tp=4", "p >= 2; ratio p"},
-    {"replicated_gradients", "gradient_summed_over_wrong_axis", twin<SummedOverDp>,
-     "forward,ledger", "repeat", "NVIDIA/Megatron-LM 7452", "tp=2 dp=2 over=tp", "two axes"},
+    {"replicated_gradients", "gradient_left_out_of_call", twin<LastOfCallLeftOut>,
+     "forward,replica", "repeat", "a list of parameters kept by hand", "tp=4", "p >= 2"},
+    {"replicated_gradients", "gradient_summed_twice", twin<FirstOfCallSummedTwice>, "forward",
+     "replica", "a parameter on two lists of the finalisation", "tp=4", "p >= 2; ratio p"},
+    {"replicated_gradients", "gradient_summed_over_wrong_axis", twin<CallOverDp>, "forward,ledger",
+     "repeat", "NVIDIA/Megatron-LM 7452", "tp=2 dp=2 over=tp", "two axes"},
     {"replicated_gradients", "averaged_class_summed", twin<AveragedSummed>, "forward,ledger",
      "replica", "one call for both classes of parameters", "tp=4", "p >= 2; ratio p"},
     {"replicated_gradients", "summed_class_averaged", twin<SummedAveraged>, "forward,ledger",
@@ -208,13 +171,15 @@ const Row rows[] = {
      "ledger,replica", "pack and unpack that walk two containers", "tp=2",
      "gradients of different sizes"},
 
-    {"replicated_router", "router_gradient_not_summed", twin<RouterGradientLocal>,
+    {"replicated_router", "router_gradient_not_summed", twin<GradientLocal<ReplicatedRouter>>,
      "replica,gradient", "forward", "NVIDIA/Megatron-LM 599, pytorch/torchtitan 2387", "tp=4 sp=on",
      "sp=on"},
-    {"replicated_router", "weight_gradient_not_summed_over_cp", twin<NotSummedOverCp>,
-     "replica,adjoint", "forward", "Megatron CP groups", "tp=2 cp=2", "cp=2 tp=2; ratio 1/cp"},
-    {"replicated_router", "redundant_gradient_summed", twin<RouterSummedWhole>, "gradient,adjoint",
-     "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=4", "sp=off, p >= 2; ratio p"},
+    {"replicated_router", "weight_gradient_not_summed_over_cp",
+     twin<NotSummedOverCp<ReplicatedRouter>>, "replica,adjoint", "forward", "Megatron CP groups",
+     "tp=2 cp=2", "cp=2 tp=2; ratio 1/cp"},
+    {"replicated_router", "redundant_gradient_summed", twin<WholeGradientSummed<ReplicatedRouter>>,
+     "gradient,adjoint", "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=4",
+     "sp=off, p >= 2; ratio p"},
     {"replicated_router", "router_bias_left_out", twin<BiasLeftOut>, "replica,gradient", "forward",
      "a list of parameters kept by hand", "tp=4 sp=on", "sp=on"},
     {"replicated_router", "replica_initialised_per_rank", twin<SeededByRank>, "replica",

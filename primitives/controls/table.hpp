@@ -14,6 +14,11 @@ struct Row {
   bool alone = false, backward = true;
 };
 
+template <class Twin>
+std::unique_ptr<Kernel> twin() {
+  return std::make_unique<Twin>();
+}
+
 // The control of a row.
 Control control_of(const Row&);
 void add(Registry&, std::span<const Row>);
