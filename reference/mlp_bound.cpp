@@ -1,85 +1,18 @@
-// Running error analysis of the MLP. Each quantity travels as (value, error): the value that exact
-// arithmetic gives and a bound on how far an implementation may be from it.
-//
-//   sum of K products   gamma_K(u) sum |a||b|, whatever the order        gamma_K = K u / (1 - K u)
-//   product             (|a| + ea)(|b| + eb) - |a||b|, then (1 + u)
-//   function            |f'| e + max|f''| e^2 / 2 + its own evaluation
-//   store               u (|v| + e) + tiny
-//   sum over p ranks    p u sum of the magnitudes: p - 1 additions and the rounding of each part
+// The MLP's running errors, by the rules of running_error.hpp.
 #include <cmath>
 
 #include "reference/mlp.hpp"
+#include "reference/running_error.hpp"
 
 namespace shardproof::reference {
 namespace {
 
-// Ulps of one evaluation of erf, tanh, exp and the few operations around it. glibc documents at
-// most 2 ulps for each of them in double and float; the formulas need three operations more.
-constexpr double function_ulps = 8;
-
-struct Uncertain {
-  Values value, error;
-  size_t size() const { return value.size(); }
-  double most(size_t i) const { return std::abs(value[i]) + error[i]; }  // bound of |computed|
-};
-
-double gamma_of(double terms, double u) { return terms * u / (1 - terms * u); }
-
-// Error of a product of computed factors, with `operations` roundings.
-double product_error(double exact, double most, double operations, double u) {
-  return most - std::abs(exact) + operations * u * most;
-}
-
-Values most(const Uncertain& x) {
-  Values m(x.size());
-  for (size_t i = 0; i < m.size(); ++i) m[i] = x.most(i);
-  return m;
-}
-
-void store(Uncertain& x, const Rounding& r) {
-  for (size_t i = 0; i < x.size(); ++i) x.error[i] += r.store * x.most(i) + r.tiny;
-}
-
-// ex + gamma (|x| + ex): the error of a factor with the accumulation of its sum folded in.
-Values factor_error(const Uncertain& x, double gamma) {
-  Values e(x.size());
-  for (size_t i = 0; i < e.size(); ++i) e[i] = x.error[i] + gamma * x.most(i);
-  return e;
-}
-
-Values scaled(In x, double c) {
-  Values y = absolute(x);
-  for (double& v : y) v *= c;
-  return y;
-}
-
-// The result is the sum of `ranks` parts on the wire, and sum |parts| <= magnitude.
-Loss reduced(Loss loss, const Rounding& r) {
-  if (r.ranks > 1)
-    for (size_t i = 0; i < loss.error.size(); ++i)
-      loss.error[i] += r.ranks * r.wire * (loss.magnitude[i] + loss.error[i]);
-  return loss;
-}
-
 Uncertain first_linear(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
   const double gamma = gamma_of(double(s.hidden) + 1, r.accumulate);
   Uncertain z{linear(s.first(), in.x, in.w1, in.b1),
-              linear(s.first(), scaled(in.x, gamma), absolute(in.w1), scaled(in.b1, gamma))};
+              linear(s.first(), times(in.x, gamma), absolute(in.w1), times(in.b1, gamma))};
   store(z, r);
   return z;
-}
-
-// |act(x)| <= |x| and every factor of x in it is accurate to a few u absolutely.
-double value_error(Activation a, double x, double e, double u) {
-  if (a == Activation::identity) return e;
-  return std::abs(slope(a, x)) * e + 0.5 * greatest_curvature(a) * e * e +
-         function_ulps * u * (std::abs(x) + e);
-}
-// 1 - t^2 of the tanh form loses digits that its factor x (1 + 3 a x^2) multiplies: hence the cube.
-double slope_error(Activation a, double x, double e, double u) {
-  if (a == Activation::identity) return 0;
-  const double m = std::abs(x) + e, cube = a == Activation::gelu_tanh ? 0.14 * m * m * m : 0;
-  return greatest_curvature(a) * e + function_ulps * u * (1 + m + cube);
 }
 
 Uncertain activation(const MlpShape& s, const Uncertain& z, const Rounding& r) {
@@ -226,7 +159,7 @@ Loss mlp_loss(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
   const Uncertain n = until_second_linear(s, in, r).n;
   const double gamma = gamma_of(double(s.ffn) + 1, r.accumulate);
   const Values w2 = absolute(in.w2);
-  return reduced({linear(s.second(), factor_error(n, gamma), w2, scaled(in.b2, gamma)),
+  return reduced({linear(s.second(), factor_error(n, gamma), w2, times(in.b2, gamma)),
                   linear(s.second(), most(n), w2, absolute(in.b2))},
                  r);
 }
@@ -243,9 +176,9 @@ MlpLosses mlp_backward_loss(const MlpShape& s, const MlpInputs& in, In g, const 
   LinearGradients sizes = linear_backward(s.second(), most(m.n), w2, cot);
   LinearGradients errors = linear_backward(s.second(), factor_error(m.n, gamma_tokens), w2, cot);
   loss.w2 = {std::move(errors.w), std::move(sizes.w)};
-  loss.b2 = reduced({scaled(sizes.b, gamma_tokens), sizes.b}, r);
+  loss.b2 = reduced({times(sizes.b, gamma_tokens), sizes.b}, r);
 
-  Uncertain da{linear_backward(s.second(), m.n.value, in.w2, g).x, scaled(sizes.x, gamma_hidden)};
+  Uncertain da{linear_backward(s.second(), m.n.value, in.w2, g).x, times(sizes.x, gamma_hidden)};
   store(da, r);
   if (s.normalised) {
     NormBackward norm = norm_backward(s, in, m.a, da, r);

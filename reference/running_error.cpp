@@ -11,34 +11,8 @@ namespace {
 // most 2 ulps for each of them in double and float; the formulas need three operations more.
 constexpr double function_ulps = 8;
 
-// ex + gamma (|x| + ex): the error of a factor with the accumulation of its sum folded in.
-Values factor_error(const Uncertain& x, double gamma) {
-  Values e(x.size());
-  for (size_t i = 0; i < e.size(); ++i) e[i] = x.error[i] + gamma * x.most(i);
-  return e;
-}
-
-Values times(In x, double c) {
-  Values y = absolute(x);
-  for (double& v : y) v *= c;
-  return y;
-}
-
 void add(Values& sum, const Values& more) {
   for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
-}
-
-// |act(x)| <= |x| and every factor of x in it is accurate to a few u absolutely.
-double value_error(Activation a, double x, double e, double u) {
-  if (a == Activation::identity) return e;
-  return std::abs(slope(a, x)) * e + 0.5 * greatest_curvature(a) * e * e +
-         function_ulps * u * (std::abs(x) + e);
-}
-// 1 - t^2 of the tanh form loses digits that its factor x (1 + 3 a x^2) multiplies: hence the cube.
-double slope_error(Activation a, double x, double e, double u) {
-  if (a == Activation::identity) return 0;
-  const double m = std::abs(x) + e, cube = a == Activation::gelu_tanh ? 0.14 * m * m * m : 0;
-  return greatest_curvature(a) * e + function_ulps * u * (1 + m + cube);
 }
 
 // One row of a norm: xhat = (x - mean) / scale, inverse = 1 / scale.
@@ -128,6 +102,19 @@ double product_error(double exact, double most, double operations, double u) {
   return most - std::abs(exact) + operations * u * most;
 }
 
+// |act(x)| <= |x| and every factor of x in it is accurate to a few u absolutely.
+double value_error(Activation a, double x, double e, double u) {
+  if (a == Activation::identity) return e;
+  return std::abs(slope(a, x)) * e + 0.5 * greatest_curvature(a) * e * e +
+         function_ulps * u * (std::abs(x) + e);
+}
+// 1 - t^2 of the tanh form loses digits that its factor x (1 + 3 a x^2) multiplies: hence the cube.
+double slope_error(Activation a, double x, double e, double u) {
+  if (a == Activation::identity) return 0;
+  const double m = std::abs(x) + e, cube = a == Activation::gelu_tanh ? 0.14 * m * m * m : 0;
+  return greatest_curvature(a) * e + function_ulps * u * (1 + m + cube);
+}
+
 double Uncertain::most(size_t i) const { return std::abs(value[i]) + error[i]; }
 
 Uncertain certain(In x) { return {Values(x.begin(), x.end()), Values(x.size())}; }
@@ -136,6 +123,18 @@ Values most(const Uncertain& x) {
   Values m(x.size());
   for (size_t i = 0; i < m.size(); ++i) m[i] = x.most(i);
   return m;
+}
+
+Values factor_error(const Uncertain& x, double gamma) {
+  Values e(x.size());
+  for (size_t i = 0; i < e.size(); ++i) e[i] = x.error[i] + gamma * x.most(i);
+  return e;
+}
+
+Values times(In x, double c) {
+  Values y = absolute(x);
+  for (double& v : y) v *= c;
+  return y;
 }
 
 void store(Uncertain& x, const Rounding& r) {

@@ -20,6 +20,9 @@ double gamma_of(double terms, double u);
 // Error of a product of computed factors, with `operations` roundings; most bounds the computed
 // one.
 double product_error(double exact, double most, double operations, double u);
+// Of a function and of its slope at x, which is off by e at most.
+double value_error(Activation, double x, double e, double u);
+double slope_error(Activation, double x, double e, double u);
 
 struct Uncertain {
   Values value, error;
@@ -28,6 +31,9 @@ struct Uncertain {
 };
 Uncertain certain(In);
 Values most(const Uncertain&);
+// ex + gamma (|x| + ex): the error of a factor with the accumulation of its sum folded in.
+Values factor_error(const Uncertain& x, double gamma);
+Values times(In x, double c);  // c |x|
 void store(Uncertain&, const Rounding&);
 // The result is the sum of r.ranks parts on the wire, and sum |parts| <= magnitude.
 Loss reduced(Loss, const Rounding&);
