@@ -214,7 +214,7 @@ Precision precision_of(const Case& line, const Declared& declared) {
 std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, const Operand& o,
                                         bool gradient, const Whole& want, const Gauge& gauge) {
   const bool moved = gauge.magnitude.empty() && gauge.bound.empty();
-  if (exact_data(e, feed) || moved) return [](int64_t) { return 0.0; };
+  if (exact_data(e, feed) || moved) return NoError{};
   const int64_t parts = parts_of(gradient ? dual(o.layout) : o.layout, e.mesh);
   const Precision p = precision_of_result(e, o, gradient);
   const Deterministic d = deterministic(p, gauge, parts > 1);
@@ -256,7 +256,7 @@ std::function<double(int64_t)> bound_of_sum(const Evidence& e, const Operand& o,
   const Precision p = precision_of_result(e, o, /*gradient=*/true);
   const bool exact =
       std::all_of(addends.begin(), addends.end(), [&](auto& a) { return exact_data(e, a.feed); });
-  if (exact) return [](int64_t) { return 0.0; };
+  if (exact) return NoError{};
   std::vector<std::function<double(int64_t)>> bounds;
   for (const Addend& a : addends)
     bounds.push_back(bound_of(e, a.feed, o, /*gradient=*/true, *a.want, *a.gauge));

@@ -43,7 +43,7 @@ void refuse_beyond_memory(const Evidence&, const std::vector<std::string>& check
 // plan_case without a limit but that: where results lie in files, a judge holds the truth alone, and
 // ranks run wherever they run.
 Evidence plan_case_of_any_size(const Case&, const Declared&, const std::vector<std::string>& checks,
-                               const Registry&);
+                               const Registry&, bool given_in_files = false);
 // Everything that a run of these checks would refuse, without ranks: also results of fill=large that
 // pass f16 and are beyond it, by the sums of |terms| that bounds are computed from.
 void refuse_infeasible(const Case&, const std::vector<std::string>& checks, const Registry&);

@@ -243,10 +243,8 @@ Runner::Runner(const Options& options, const Registry& registry, RankMain main)
 
 namespace {
 
-Evidence planned(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry, bool any_size,
-                 std::shared_ptr<Kept> kept = nullptr) {
-  Evidence e;
-  if (kept) e.kept = std::move(kept);
+Evidence planned(const Case& line, const Declared& declared, const std::vector<std::string>& checks,
+                 const Registry& registry, bool any_size, Evidence e = {}) {
   e.line = &line;
   e.contract = &registry.contract(line.contract);
   e.declared = declared;
@@ -279,11 +277,16 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
 
 Evidence plan_case(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry,
                    std::shared_ptr<Kept> kept) {
-  return planned(line, declared, checks, registry, /*any_size=*/false, std::move(kept));
+  Evidence e;
+  if (kept) e.kept = std::move(kept);
+  return planned(line, declared, checks, registry, /*any_size=*/false, std::move(e));
 }
-Evidence plan_case_of_any_size(const Case& line, const Declared& declared, const std::vector<std::string>& checks,
-                               const Registry& registry) {
-  return planned(line, declared, checks, registry, /*any_size=*/true);
+Evidence plan_case_of_any_size(const Case& line, const Declared& declared,
+                               const std::vector<std::string>& checks, const Registry& registry,
+                               bool given_in_files) {
+  Evidence e;
+  e.given_in_files = given_in_files;
+  return planned(line, declared, checks, registry, /*any_size=*/true, std::move(e));
 }
 
 Judged Runner::run(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {

@@ -126,6 +126,10 @@ void shrink_to(int64_t range, std::vector<double>& values) {
 }
 
 void align(const Evidence& e, Feed& f) {
+  if (e.given_in_files) {
+    for (int o = e.inputs; o < int(e.operands.size()); ++o) f.given.push_back({o, {}});
+    return;
+  }
   const ReferenceWork work;
   std::vector<Whole> inputs;
   for (int k = 0; k < e.inputs; ++k) inputs.push_back(drawn(e, f, k, false));

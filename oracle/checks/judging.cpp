@@ -10,6 +10,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/pieces.hpp"
+#include "oracle/checks/wide.hpp"
 #include "oracle/drawn.hpp"
 
 namespace shardproof::judging {
@@ -56,24 +57,10 @@ void read(const ResultTensor& t, std::vector<double>& values) {
 }
 
 void read(const ResultTensor& t, size_t first, size_t n, std::vector<double>& values) {
-  const size_t width = size_of(t.dtype);
+  const size_t width = size_of(t.dtype), begin = first * width, end = begin + n * width;
   values.resize(n);
-  const std::byte* from = t.bytes.data() + first * width;
-  switch (t.dtype) {
-    case DType::f64:
-      if (n > 0) std::memcpy(values.data(), from, n * width);
-      break;
-    case DType::f32:
-      for (size_t i = 0; i < n; ++i) {
-        float v;
-        std::memcpy(&v, from + i * width, width);
-        values[i] = v;
-      }
-      break;
-    default:
-      for (size_t i = 0; i < n; ++i) values[i] = load(from + i * width, t.dtype);
-  }
-  t.bytes.release();
+  wide::load(t.bytes.data() + begin, t.dtype, n, values.data());
+  if (begin / block != end / block || end == t.bytes.size()) t.bytes.release();
 }
 
 int step_of(const Shot& shot, std::string_view word) {
@@ -141,11 +128,14 @@ std::optional<Finding> incomplete(const Evidence& e, int at) {
 bool same_bytes(const ResultTensor& a, const ResultTensor& b) {
   if (a.dtype != b.dtype || a.bytes.size() != b.bytes.size()) return false;
   bool same = true;
-  each_piece(a.bytes.size(), [&](size_t at, size_t n) {
-    same = same && std::memcmp(a.bytes.data() + at, b.bytes.data() + at, n) == 0;
-    a.bytes.release();
-    b.bytes.release();
-  });
+  each_piece(
+      a.bytes.size(),
+      [&](size_t at, size_t n) {
+        same = same && std::memcmp(a.bytes.data() + at, b.bytes.data() + at, n) == 0;
+        a.bytes.release();
+        b.bytes.release();
+      },
+      block);
   return same;
 }
 

@@ -7,10 +7,12 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/pieces.hpp"
+#include "oracle/checks/wide.hpp"
 #include "oracle/drawn.hpp"
 
 namespace shardproof {
@@ -28,24 +30,102 @@ bool in_units(double v, int64_t& units) {
 
 constexpr __int128 most_units = static_cast<__int128>(1) << 126;
 
-// Sums of so few products of whole numbers below 2^20 are whole numbers below 2^53, which doubles hold in
-// any order. False where a factor is another number.
-constexpr size_t few_products = size_t(1) << 12;
-bool few_whole_products(const double* a, const double* b, size_t n, double& sum, double& magnitude) {
-  const auto is_whole = [](double v) {
-    const double small = std::abs(v) < 0x1p20 ? v : 0.5;  // a NaN, too
-    return static_cast<double>(static_cast<int32_t>(small)) == small;
-  };
-  bool whole = true;
-  double sums[4] = {}, magnitudes[4] = {};
-  for (size_t i = 0; i < n; ++i) {
-    whole = whole & is_whole(a[i]) & is_whole(b[i]);
-    sums[i % 4] += a[i] * b[i];
-    magnitudes[i % 4] += std::abs(a[i] * b[i]);
+// Whether a rank is the first one on each axis with a placement of that kind.
+template <class OfKind>
+bool is_first(const Layout& layout, const Mesh& mesh, int rank, const OfKind& of_kind) {
+  for (const auto& [axis, placement] : layout)
+    if (of_kind(placement) && mesh.coordinate(rank, axis) > 0) return false;
+  return true;
+}
+
+bool holds_first_copy(const Layout& layout, const Mesh& mesh, int rank) {
+  return is_first(layout, mesh, rank, [](const Placement& p) {
+    return p.kind == Placement::invariant || p.kind == Placement::replicate;
+  });
+}
+
+// The layout of what a rank is fed of an operand.
+Layout fed_layout(const Evidence& e, int operand) {
+  return judging::result_layout(e.operands[size_t(operand)], /*gradient=*/operand >= e.inputs);
+}
+
+// Whole values, from the files that the ranks were fed. Empty: there are none.
+std::optional<Whole> from_files(const Evidence& e, int shot, int feed, int operand) {
+  if (!e.fed || !e.fed(0, shot, feed, operand)) return std::nullopt;
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = fed_layout(e, operand);
+  Whole w{whole_shape(o.shape, layout, e.mesh), {}};
+  w.value.resize(size_t(product(w.shape)));
+  std::vector<double> local;
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    if (!holds_first_copy(layout, e.mesh, r)) continue;
+    const ResultTensor& t = *e.fed(r, shot, feed, operand);
+    const Places places(Places::Of::whole, o.shape, layout, e.mesh, r);
+    judging::each_piece(places.size(), [&](size_t first, size_t n) {
+      judging::read(t, first, n, local);
+      places.each_run(first, n, [&](size_t i, int64_t at, size_t count) {
+        std::copy_n(local.begin() + std::ptrdiff_t(i), count, w.value.begin() + at);
+      });
+    });
   }
-  sum = sums[0] + sums[1] + sums[2] + sums[3];
-  magnitude = magnitudes[0] + magnitudes[1] + magnitudes[2] + magnitudes[3];
-  return whole;
+  return w;
+}
+
+// Values that results are paired with: given as a whole, or those of an operand that the first feed
+// of a shot has. Where files hold these they are read there, rank by rank.
+class Dual {
+ public:
+  explicit Dual(const Whole& whole) : whole_(&whole) {}
+  Dual(const Evidence& e, int shot, int operand) : e_(&e), shot_(shot), operand_(operand) {}
+  Dual(const Dual&) = delete;
+  Dual& operator=(const Dual&) = delete;
+
+  const Whole& whole() const {
+    if (whole_) return *whole_;
+    if (!made_)
+      made_ = drawn(*e_, e_->shots[size_t(shot_)].feeds[0], operand_, operand_ >= e_->inputs);
+    return *made_;
+  }
+  // Of `n` elements of a rank from `first` on.
+  void read(int rank, const Places& places, size_t first, size_t n,
+            std::vector<double>& values) const {
+    if (const ResultTensor* t = e_ && e_->fed ? e_->fed(rank, shot_, 0, operand_) : nullptr)
+      return judging::read(*t, first, n, values);
+    const double* from = whole().value.data();
+    values.resize(n);
+    places.each_run(first, n, [&](size_t i, int64_t at, size_t count) {
+      std::copy_n(from + at, count, values.begin() + std::ptrdiff_t(i));
+    });
+  }
+
+ private:
+  const Whole* whole_ = nullptr;
+  const Evidence* e_ = nullptr;
+  int shot_ = 0, operand_ = 0;
+  mutable std::optional<Whole> made_;
+};
+
+// sum += sign * w * sum over ranks <result, dual>: add_dots.
+bool add_products(const Evidence& e, int shot, int step, int operand, bool gradient,
+                  const Dual& with, int sign, Dot& sum) {
+  const Operand& o = e.operands[size_t(operand)];
+  const Layout layout = result_layout(o, gradient);
+  const int64_t times = sign * scaled_weight(layout, e.mesh);
+  std::vector<double> local, dual_local;
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const ResultTensor* t = e.result(r, shot, step, operand, gradient);
+    const Places places(Places::Of::whole, o.shape, dual(layout), e.mesh, r);
+    if (!t || t->bytes.size() != places.size() * size_of(t->dtype)) return false;
+    judging::each_piece(
+        places.size(),
+        [&](size_t first, size_t n) {
+          judging::read(*t, first, n, local);
+          with.read(r, places, first, n, dual_local);
+          sum.add(local, dual_local, times);
+        },
+        wide::few_products);
+  }
+  return true;
 }
 
 // Of a result that is within its bound everywhere.
@@ -63,31 +143,13 @@ long double slack_of(const Evidence& e, const Feed& feed, int operand, bool grad
 }  // namespace
 
 bool leads(const Layout& layout, const Mesh& mesh, int rank) {
-  for (const auto& [axis, placement] : layout)
-    if (placement.kind == Placement::partial && mesh.coordinate(rank, axis) > 0) return false;
-  return true;
+  return is_first(layout, mesh, rank,
+                  [](const Placement& p) { return p.kind == Placement::partial; });
 }
 
 bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
               const Whole& dual_values, int sign, Dot& sum) {
-  const Operand& o = e.operands[size_t(operand)];
-  const Layout layout = result_layout(o, gradient);
-  const int64_t times = sign * scaled_weight(layout, e.mesh);
-  std::vector<double> local, dual_local;
-  std::vector<int64_t> at;
-  for (int r = 0; r < e.mesh.world(); ++r) {
-    const ResultTensor* t = e.result(r, shot, step, operand, gradient);
-    const Places places(Places::Of::whole, o.shape, dual(layout), e.mesh, r);
-    if (!t || t->bytes.size() != places.size() * size_of(t->dtype)) return false;
-    judging::each_piece(places.size(), [&](size_t first, size_t n) {
-      judging::read(*t, first, n, local);
-      places.read(first, n, at);
-      dual_local.resize(n);
-      for (size_t i = 0; i < n; ++i) dual_local[i] = dual_values.value[size_t(at[i])];
-      sum.add(local, dual_local, times);
-    });
-  }
-  return true;
+  return add_products(e, shot, step, operand, gradient, Dual(dual_values), sign, sum);
 }
 
 long double slack(const Evidence& e, const Operand& o, bool gradient,
@@ -132,10 +194,11 @@ void Dot::add(double a, double b, int64_t times) {
 }
 
 void Dot::add(std::span<const double> a, std::span<const double> b, int64_t times) {
-  for (size_t first = 0; first < a.size(); first += few_products) {
-    const size_t n = std::min(few_products, a.size() - first);
+  for (size_t first = 0; first < a.size(); first += wide::few_products) {
+    const size_t n = std::min(wide::few_products, a.size() - first);
     double sum = 0, magnitude = 0;
-    if (is_exact_ && exact_magnitude_ < most_units && few_whole_products(&a[first], &b[first], n, sum, magnitude)) {
+    if (is_exact_ && exact_magnitude_ < most_units &&
+        wide::whole_products(&a[first], &b[first], n, sum, magnitude)) {
       products_ += int64_t(n);
       exact_ += (static_cast<__int128>(sum) * times) << 32;
       exact_magnitude_ += (static_cast<__int128>(magnitude) * std::abs(times)) << 32;
@@ -206,6 +269,10 @@ std::vector<double> filled(const Evidence& e, const Feed& feed, int operand, boo
 
 Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
   const Operand& o = e.operands[size_t(operand)];
+  for (size_t s = 0; s < e.shots.size(); ++s)
+    for (size_t f = 0; f < e.shots[s].feeds.size(); ++f)
+      if (&e.shots[s].feeds[f] == &feed)
+        if (auto w = from_files(e, int(s), int(f), operand)) return std::move(*w);
   Whole w{whole_shape(o.shape, cotangent ? dual(o.layout) : o.layout, e.mesh), {}};
   for (const Feed::Basis& b : feed.basis)
     if (b.operand == operand) {
@@ -232,10 +299,10 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
   const int forward = judging::step_of(e.shots[size_t(shot)], "F0"),
             backward = judging::step_of(e.shots[size_t(shot)], "B0");
   for (int o = e.inputs; o < int(e.operands.size()); ++o) {
-    const Whole y = drawn(e, feed, o, /*cotangent=*/true);
+    const Dual y(e, shot, o);
     Pairing with;
-    with.complete = add_dots(e, shot, forward, o, false, y, +1, with.lhs);
-    if (rounds) with.allowed = slack_of(e, feed, o, false, y);
+    with.complete = add_products(e, shot, forward, o, false, y, +1, with.lhs);
+    if (rounds) with.allowed = slack_of(e, feed, o, false, y.whole());
     for (size_t i = 0; i < all.size(); ++i) {
       Pairing& p = all[i];
       p.lhs.add(with.lhs);
@@ -243,16 +310,16 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
       p.complete = p.complete && with.complete;
       const int without = inputs[i].without;
       if (without < 0) continue;
-      p.complete = p.complete && add_dots(e, without, 0, o, false, y, -1, p.lhs);
-      if (rounds) p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y);
+      p.complete = p.complete && add_products(e, without, 0, o, false, y, -1, p.lhs);
+      if (rounds) p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y.whole());
     }
   }
   for (size_t i = 0; i < all.size(); ++i) {
     Pairing& p = all[i];
     const int input = inputs[i].input;
-    const Whole x = drawn(e, feed, input, /*cotangent=*/false);
-    p.complete = p.complete && add_dots(e, shot, backward, input, true, x, +1, p.rhs);
-    if (rounds) p.allowed += slack_of(e, feed, input, true, x);
+    const Dual x(e, shot, input);
+    p.complete = p.complete && add_products(e, shot, backward, input, true, x, +1, p.rhs);
+    if (rounds) p.allowed += slack_of(e, feed, input, true, x.whole());
   }
   return all;
 }

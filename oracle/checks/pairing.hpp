@@ -51,7 +51,8 @@ int64_t scaled_weight(const Layout&, const Mesh&);
 // Whole (stacked) values of an input, or of the cotangent of an output, as the fill draws them:
 // kept with the line while they are few.
 std::vector<double> filled(const Evidence&, const Feed&, int operand, bool cotangent);
-// The same with what the feed gives in their place: what the ranks are given.
+// The same with what the feed gives in their place: what the ranks are given. Where files hold what
+// they were fed by a feed of the evidence's own shots, it is read there.
 Whole drawn(const Evidence&, const Feed&, int operand, bool cotangent);
 
 // Ranks whose denoted values count: of a P group the first.

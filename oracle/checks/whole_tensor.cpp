@@ -22,8 +22,9 @@ std::optional<double> rms_in_scale(const Evidence& e, int shot, int step, int op
   std::vector<bool> taken(want.value.size());
   double sum = 0;
   const auto missing = each_part(e, shot, step, operand, gradient, [&](const Part& part) {
+    const auto indices = part.indices();
     for (size_t i = 0; i < part.got.size(); ++i) {
-      const size_t at = size_t(part.indices[i]);
+      const size_t at = size_t(indices[i]);
       if (taken[at]) continue;
       taken[at] = true;
       const double error = part.got[i] - want.value[at];

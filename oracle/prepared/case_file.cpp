@@ -280,7 +280,7 @@ void require_prepared(const std::string& folder) {
          "nothing there: it was interrupted in this folder");
 }
 
-CaseFile read_case(const std::string& folder, const Registry& registry) {
+CaseFile read_case(const std::string& folder, const Registry& registry, bool given_in_files) {
   require_prepared(folder);
   const std::string path = fs::path(folder) / case_name;
   const std::string text = text_of(tensors::MappedFile(path));
@@ -294,7 +294,7 @@ CaseFile read_case(const std::string& folder, const Registry& registry) {
     for (const std::string& check : only) check_named(check);
     const Case line = parse(canonical, registry);
     if (!seal_holds(text)) refuse_large_edit(path, line, registry);
-    c.plan = plan_of(line, only, registry);
+    c.plan = plan_of(line, only, registry, given_in_files);
   } catch (const BadInput& e) {
     const std::string why = e.what();
     throw BadInput(why.starts_with(path) ? why : fmt::format("{}: {}", path, why));

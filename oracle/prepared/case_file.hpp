@@ -33,7 +33,7 @@ struct CaseFile {
   std::vector<std::string> files;
 };
 // Throws BadInput: not there, no case of this version, edited by hand.
-CaseFile read_case(const std::string& folder, const Registry&);
+CaseFile read_case(const std::string& folder, const Registry&, bool given_in_files = false);
 
 struct Member {
   std::string folder, digest, line;  // the line in its short form

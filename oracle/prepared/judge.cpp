@@ -122,23 +122,6 @@ struct ByReason {
   }
 };
 
-// Cotangents along the reference's own results, which a plan holds.
-class Aligned {
- public:
-  explicit Aligned(const Evidence& e) {
-    if (const int shot = e.find_shot("adjoint:aligned"); shot >= 0)
-      for (const Feed::Given& g : e.shots[size_t(shot)].feeds[0].given)
-        bytes_ += int64_t(g.value.size() * sizeof(double));
-    reference_keeps(bytes_);
-  }
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
-  ~Aligned() { reference_keeps(-bytes_); }
-
- private:
-  int64_t bytes_ = 0;
-};
-
 // Truths that are kept while a case is judged.
 class KeptTruths {
  public:
@@ -168,8 +151,8 @@ class KeptTruths {
 class Opened {
  public:
   Opened(const std::string& folder, const Registry& registry)
-      : folder_(folder), case_(read_case(folder, registry)) {
-    for (int r = 0; r < ranks(); ++r) look_at_input(r);
+      : folder_(folder), case_(read_case(folder, registry, /*given_in_files=*/true)) {
+    for (int r = 0; r < ranks(); ++r) look_at_input(r, registry);
     refuse_more_ranks();
     for (int r = 0; r < ranks(); ++r) look_at_output(r);
     same_run(out_);
@@ -197,6 +180,7 @@ class Opened {
       if (only.empty() || std::find(only.begin(), only.end(), check) != only.end())
         result.checks.push_back(judged(check, e));
     for (const auto& answer : out_) answer->require_whole();
+    for (const auto& file : in_) file->require_whole();
     result.seconds = now() - begin;
     return result;
   }
@@ -220,21 +204,23 @@ class Opened {
   const Plan& plan() const { return case_.plan; }
   int ranks() const { return plan().evidence.mesh.world(); }
 
-  void look_at_input(int rank) {
+  void look_at_input(int rank, const Registry& registry) {
     const std::string path = fs::path(folder_) / in_file(rank);
-    const MappedFile file(path);
+    in_.push_back(std::make_unique<MappedFile>(path));
+    const MappedFile& file = *in_.back();
     const bool as_prepared = digest_of(file) == case_.files[size_t(rank)];
     file.require_whole();
     if (as_prepared) return;
     const SafetensorsFile parsed(path);
     same_case({path, parsed->metadata()}, case_.digest, rank);
-    each_named(plan(), false, [&](size_t pass, size_t step, const Named& n) {
+    const Plan whole = plan_of(*plan().line, plan().only, registry);
+    each_named(whole, false, [&](size_t pass, size_t step, const Named& n) {
       const FileTensor* t = parsed->find(n.name);
       if (!t)
         refuse(path, fmt::format("tensor '{}'", n.name),
                "none of that name; the prepared file was edited");
       same_kind(path, *t, plan().dtype_of(n), plan().local_shape_of(n, rank));
-      const auto due = fed(plan(), plan().passes[pass], plan().passes[pass].steps[step], n, rank);
+      const auto due = fed(whole, whole.passes[pass], whole.passes[pass].steps[step], n, rank);
       if (!std::equal(due.begin(), due.end(), t->bytes.begin(), t->bytes.end()))
         refuse(path, fmt::format("tensor '{}' as it was prepared", n.name),
                "other elements; the prepared file was edited");
@@ -316,17 +302,38 @@ class Opened {
     Evidence e = plan().evidence;
     for (size_t p = 0; p < plan().passes.size(); ++p)
       if (returned_[p]) e.shots.push_back(std::move(shots[p]));
+    fed_.clear();
     for (int r = 0; r < ranks(); ++r) {
-      const MappedFile in_file_of_rank(fs::path(folder_) / in_file(r));
-      const tensors::Contents in(in_file_of_rank.bytes(), in_file_of_rank.path());
-      RankRecord record;
-      record.rank = r;
-      for (size_t p = 0; p < plan().passes.size(); ++p)
-        if (returned_[p]) record.shots.push_back(shot_record(plan().passes[p], r, in));
-      in_file_of_rank.require_whole();
+      const tensors::Contents in(in_[size_t(r)]->bytes(), in_[size_t(r)]->path());
+      RankRecord record, fed;
+      record.rank = fed.rank = r;
+      for (size_t p = 0; p < plan().passes.size(); ++p) {
+        if (!returned_[p]) continue;
+        record.shots.push_back(shot_record(plan().passes[p], r, in));
+        fed.shots.push_back(fed_record(plan().passes[p], in));
+      }
+      in_[size_t(r)]->require_whole();
       e.ranks.push_back(std::move(record));
+      fed_.push_back(std::move(fed));
     }
+    e.fed = [this](int rank, int shot, int feed, int operand) -> const ResultTensor* {
+      for (const ResultTensor& t : fed_[size_t(rank)].shots[size_t(shot)].results)
+        if (t.step == feed && t.operand == operand) return &t;
+      return nullptr;
+    };
     return e;
+  }
+
+  // What a pass takes, the number of the feed as its step.
+  static ShotRecord fed_record(const Pass& pass, const tensors::Contents& in) {
+    ShotRecord record;
+    for (const Step& step : pass.steps)
+      for (const Named& n : step.takes) {
+        const FileTensor& t = *in.find(n.name);
+        record.results.push_back(
+            {step.feed, n.operand, n.gradient, *t.dtype, t.shape, Bytes::of_file(t.bytes)});
+      }
+    return record;
   }
 
   ShotRecord shot_record(const Pass& pass, int rank, const tensors::Contents& in) {
@@ -350,14 +357,18 @@ class Opened {
                         ShotRecord& record) {
     ++arguments_;
     std::optional<size_t> other;  // the first byte that is another
-    judging::each_piece(before.bytes.size(), [&](size_t first, size_t n) {
-      if (other) return;
-      const auto is = before.bytes.subspan(first, n), was = after.bytes.subspan(first, n);
-      const auto at = std::mismatch(is.begin(), is.end(), was.begin()).first;
-      if (at != is.end()) other = first + size_t(at - is.begin());
-      tensors::give_pages_back(is);
-      tensors::give_pages_back(was);
-    });
+    judging::each_piece(
+        before.bytes.size(),
+        [&](size_t first, size_t n) {
+          if (other) return;
+          const auto is = before.bytes.subspan(first, n), was = after.bytes.subspan(first, n);
+          if (std::memcmp(is.data(), was.data(), n) != 0)
+            other =
+                first + size_t(std::mismatch(is.begin(), is.end(), was.begin()).first - is.begin());
+          tensors::give_pages_back(is);
+          tensors::give_pages_back(was);
+        },
+        judging::block);
     if (!other) return;
     const std::string& name = plan().evidence.operands[size_t(n.operand)].name;
     record.memory.push_back({"argument", n.gradient ? "cotangent of " + name : name, 1,
@@ -395,7 +406,8 @@ class Opened {
 
   std::string folder_;
   CaseFile case_;
-  Aligned aligned_{case_.plan.evidence};
+  std::vector<std::unique_ptr<MappedFile>> in_;  // by rank, as they were prepared
+  std::vector<RankRecord> fed_;                  // by rank and shot: what they hold
   std::vector<std::unique_ptr<Answer>> out_;
   std::vector<bool> returned_;  // by pass
   int64_t arguments_ = 0;       // that were returned

@@ -99,7 +99,8 @@ Pass pass_of(const Evidence& e, size_t number) {
 
 }  // namespace
 
-Plan plan_of(const Case& asked, const std::vector<std::string>& only, const Registry& registry) {
+Plan plan_of(const Case& asked, const std::vector<std::string>& only, const Registry& registry,
+             bool given_in_files) {
   Plan plan;
   plan.only = only;
   plan.line = std::make_unique<const Case>(foreign_line(asked));
@@ -120,7 +121,8 @@ Plan plan_of(const Case& asked, const std::vector<std::string>& only, const Regi
         fmt::format("--check: expected a check that is due on the line and can be asked of files, "
                     "met {}; {} can be asked by `run` only",
                     joined(only, ", "), "ledger, lockstep, repeat, gradcheck, rejection"));
-  plan.evidence = plan_case_of_any_size(*plan.line, declared, plan.checks, registry);
+  plan.evidence =
+      plan_case_of_any_size(*plan.line, declared, plan.checks, registry, given_in_files);
   for (size_t s = 0; s < plan.evidence.shots.size(); ++s)
     plan.passes.push_back(pass_of(plan.evidence, s));
   return plan;

@@ -56,7 +56,9 @@ struct Plan {
 
 // `only` without gradient, adjoint and accumulate: no backward is asked for. Throws BadInput where
 // the line names what a foreign program takes the place of, or nothing that is asked can be judged.
-Plan plan_of(const Case&, const std::vector<std::string>& only, const Registry&);
+// `given_in_files`: values that feeds give and that are worked out from others are left out.
+Plan plan_of(const Case&, const std::vector<std::string>& only, const Registry&,
+             bool given_in_files = false);
 
 // Local elements that a rank is fed for a tensor that a step takes, row-major.
 std::vector<std::byte> fed(const Plan&, const Pass&, const Step&, const Named&, int rank);
