@@ -186,7 +186,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
     return reference::linear_backward(shape, size(in[0].value), size(in[1].value),
                                       size(cot[0].value));
   };
-  auto as_is = [](const Values& v) { return v; };
+  auto as_is = [](const Values& v) -> const Values& { return v; };
   auto d = gradients(as_is);
   if (hands_bias_back(c)) d.b = sum_of_stack(cot[1], shape.out);
 

@@ -116,6 +116,11 @@ bool is_all_due(const Part& part, const Whole& want, const std::function<double(
   static thread_local std::vector<double> due;
   due.resize(part.got.size());
   int64_t first_at = 0;
+  // Short rows of what is due are asked for ahead: each of them would be waited for.
+  part.places->each_run(part.first, due.size(), [&](size_t, int64_t at, size_t n) {
+    for (size_t k = 0; k < std::min<size_t>(n, 64); k += 8)
+      __builtin_prefetch(&want.value[size_t(at) + k]);
+  });
   part.places->each_run(part.first, due.size(), [&](size_t i, int64_t at, size_t n) {
     if (i == 0) first_at = at;
     std::copy_n(want.value.begin() + at, n, due.begin() + std::ptrdiff_t(i));

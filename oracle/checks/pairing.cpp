@@ -105,27 +105,38 @@ class Dual {
   mutable std::optional<Whole> made_;
 };
 
-// sum += sign * w * sum over ranks <result, dual>: add_dots.
-bool add_products(const Evidence& e, int shot, int step, int operand, bool gradient,
-                  const Dual& with, int sign, Dot& sum) {
+// A result of a step, paired.
+struct PairedResult {
+  int shot = 0, step = 0, sign = +1;
+  Dot sum = {};          // sign * w * sum over ranks <result, dual>
+  bool complete = true;  // no result was missing
+};
+
+// Several results of one operand with the same dual, which is read once.
+void add_products(const Evidence& e, int operand, bool gradient, const Dual& with,
+                  std::vector<PairedResult>& results) {
   const Operand& o = e.operands[size_t(operand)];
   const Layout layout = result_layout(o, gradient);
-  const int64_t times = sign * scaled_weight(layout, e.mesh);
+  const int64_t weight = scaled_weight(layout, e.mesh);
+  std::vector<const ResultTensor*> tensors(results.size());
   std::vector<double> local, dual_local;
   for (int r = 0; r < e.mesh.world(); ++r) {
-    const ResultTensor* t = e.result(r, shot, step, operand, gradient);
     const Places places(Places::Of::whole, o.shape, dual(layout), e.mesh, r);
-    if (!t || t->bytes.size() != places.size() * size_of(t->dtype)) return false;
-    judging::each_piece(
-        places.size(),
-        [&](size_t first, size_t n) {
-          judging::read(*t, first, n, local);
-          with.read(r, places, first, n, dual_local);
-          sum.add(local, dual_local, times);
-        },
-        wide::few_products);
+    for (size_t i = 0; i < results.size(); ++i) {
+      PairedResult& p = results[i];
+      const ResultTensor* t = tensors[i] = e.result(r, p.shot, p.step, operand, gradient);
+      p.complete = p.complete && t && t->bytes.size() == places.size() * size_of(t->dtype);
+    }
+    const auto add_piece = [&](size_t first, size_t n) {
+      with.read(r, places, first, n, dual_local);
+      for (size_t i = 0; i < results.size(); ++i) {
+        if (!results[i].complete) continue;
+        judging::read(*tensors[i], first, n, local);
+        results[i].sum.add(local, dual_local, results[i].sign * weight);
+      }
+    };
+    judging::each_piece(places.size(), add_piece, wide::few_products);
   }
-  return true;
 }
 
 // Of a result that is within its bound everywhere.
@@ -149,7 +160,10 @@ bool leads(const Layout& layout, const Mesh& mesh, int rank) {
 
 bool add_dots(const Evidence& e, int shot, int step, int operand, bool gradient,
               const Whole& dual_values, int sign, Dot& sum) {
-  return add_products(e, shot, step, operand, gradient, Dual(dual_values), sign, sum);
+  std::vector<PairedResult> one{{shot, step, sign, sum}};
+  add_products(e, operand, gradient, Dual(dual_values), one);
+  sum = one[0].sum;
+  return one[0].complete;
 }
 
 long double slack(const Evidence& e, const Operand& o, bool gradient,
@@ -300,17 +314,22 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
             backward = judging::step_of(e.shots[size_t(shot)], "B0");
   for (int o = e.inputs; o < int(e.operands.size()); ++o) {
     const Dual y(e, shot, o);
-    Pairing with;
-    with.complete = add_products(e, shot, forward, o, false, y, +1, with.lhs);
-    if (rounds) with.allowed = slack_of(e, feed, o, false, y.whole());
+    std::vector<PairedResult> with{{shot, forward}};
+    for (const Paired& p : inputs)
+      if (p.without >= 0) with.push_back({p.without, 0, -1});
+    add_products(e, o, false, y, with);
+    const long double allowed = rounds ? slack_of(e, feed, o, false, y.whole()) : 0;
+    auto next = with.begin() + 1;
     for (size_t i = 0; i < all.size(); ++i) {
       Pairing& p = all[i];
-      p.lhs.add(with.lhs);
-      p.allowed += with.allowed;
-      p.complete = p.complete && with.complete;
+      p.lhs.add(with[0].sum);
+      p.allowed += allowed;
+      p.complete = p.complete && with[0].complete;
       const int without = inputs[i].without;
       if (without < 0) continue;
-      p.complete = p.complete && add_products(e, without, 0, o, false, y, -1, p.lhs);
+      if (p.complete) p.lhs.add(next->sum);
+      p.complete = p.complete && next->complete;
+      ++next;
       if (rounds) p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y.whole());
     }
   }
@@ -318,7 +337,10 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
     Pairing& p = all[i];
     const int input = inputs[i].input;
     const Dual x(e, shot, input);
-    p.complete = p.complete && add_products(e, shot, backward, input, true, x, +1, p.rhs);
+    std::vector<PairedResult> with{{shot, backward}};
+    add_products(e, input, true, x, with);
+    if (p.complete) p.rhs.add(with[0].sum);
+    p.complete = p.complete && with[0].complete;
     if (rounds) p.allowed += slack_of(e, feed, input, true, x.whole());
   }
   return all;

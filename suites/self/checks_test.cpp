@@ -8,6 +8,7 @@
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/pairing.hpp"
 #include "oracle/checks/patterns.hpp"
+#include "oracle/checks/wide.hpp"
 #include "suites/self/toy_evidence.hpp"
 
 namespace shardproof {
@@ -473,8 +474,69 @@ TEST(Dot, IsExactUntilAFactorIsNot) {
   EXPECT_FALSE(d.equals(d));
 }
 
-// However many they are: 3 000 000 products of whole numbers, by one call or by one each; then one factor
-// of which doubles hold no exact sum with the others.
+// However many they are: 3 000 000 products of whole numbers, by one call or by one each; then one
+// factor of which doubles hold no exact sum with the others. Of lists of every length that ends in
+// the middle of a step.
+TEST(Wide, LoadsWhatOneElementLoads) {
+  for (const DType dtype :
+       {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32}) {
+    const size_t width = size_of(dtype), count = size_t(1) << 16;
+    std::vector<std::byte> bytes(1 + count * width);  // at an odd address
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t bits = width == 2 ? i : (i + 1) * 0x9e3779b97f4a7c15;  // all that 16 bits hold
+      std::memcpy(&bytes[1 + i * width], &bits, width);
+    }
+    for (const size_t n : {size_t(0), size_t(1), size_t(7), size_t(8), count - 1, count}) {
+      std::vector<double> values(n);
+      wide::load(&bytes[1], dtype, n, values.data());
+      for (size_t i = 0; i < n; ++i) {
+        const double want = load(&bytes[1 + i * width], dtype);
+        ASSERT_TRUE(values[i] == want || (std::isnan(values[i]) && std::isnan(want)))
+            << name(dtype) << " " << i << " of " << n;
+      }
+    }
+  }
+}
+
+TEST(Wide, SeesTheOneThatIsOff) {
+  for (size_t n = 0; n < 20; ++n) {
+    std::vector<double> a(n);
+    for (size_t i = 0; i < n; ++i) a[i] = double(i) - 7.5;
+    EXPECT_TRUE(wide::equal(a.data(), a.data(), n));
+    for (size_t i = 0; i < n; ++i)
+      for (const double off : {100.0, nan_value, inf_value}) {
+        std::vector<double> b = a;
+        b[i] = off;
+        EXPECT_FALSE(wide::equal(a.data(), b.data(), n)) << i << " of " << n;
+        EXPECT_EQ(wide::equal(b.data(), b.data(), n), !std::isnan(off));
+      }
+  }
+}
+
+TEST(Wide, ProductsAreWholeOrNot) {
+  for (size_t n = 0; n < 20; ++n) {
+    std::vector<double> a(n), b(n);
+    int64_t sum = 0, magnitude = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t x = (i % 2 ? -1 : 1) * int64_t((1 << 20) - 1 - i), y = int64_t(3 * i) - 20;
+      a[i] = double(x), b[i] = double(y);
+      sum += x * y, magnitude += std::abs(x * y);
+    }
+    double s = 7, m = 7;
+    EXPECT_TRUE(wide::whole_products(a.data(), b.data(), n, s, m));
+    EXPECT_EQ(s, double(sum));
+    EXPECT_EQ(m, double(magnitude));
+    for (size_t i = 0; i < n; ++i)
+      for (const double other :
+           {0.5, -0x1p-60, 0x1p20, -0x1p20, 0x1p60, nan_value, inf_value, -inf_value}) {
+        std::vector<double> odd = a;
+        odd[i] = other;
+        EXPECT_FALSE(wide::whole_products(odd.data(), b.data(), n, s, m)) << other << " at " << i;
+        EXPECT_FALSE(wide::whole_products(b.data(), odd.data(), n, s, m)) << other << " at " << i;
+      }
+  }
+}
+
 TEST(Dot, TakesListsAsItTakesSingleProducts) {
   std::vector<double> a(3'000'000), b(a.size());
   for (size_t i = 0; i < a.size(); ++i) a[i] = double(i % 1001) - 500, b[i] = 3 - double(i % 7);
