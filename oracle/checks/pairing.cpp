@@ -108,8 +108,8 @@ class Dual {
 // A result of a step, paired.
 struct PairedResult {
   int shot = 0, step = 0, sign = +1;
-  Dot sum = {};          // sign * w * sum over ranks <result, dual>
-  bool complete = true;  // no result was missing
+  Dot sum = {};          // sign * w * sum over ranks <result, dual> is added
+  bool complete = true;  // no result was missing; nothing is added from there on
 };
 
 // Several results of one operand with the same dual, which is read once.
@@ -127,6 +127,7 @@ void add_products(const Evidence& e, int operand, bool gradient, const Dual& wit
       const ResultTensor* t = tensors[i] = e.result(r, p.shot, p.step, operand, gradient);
       p.complete = p.complete && t && t->bytes.size() == places.size() * size_of(t->dtype);
     }
+    if (std::none_of(results.begin(), results.end(), [](auto& p) { return p.complete; })) return;
     const auto add_piece = [&](size_t first, size_t n) {
       with.read(r, places, first, n, dual_local);
       for (size_t i = 0; i < results.size(); ++i) {
@@ -315,21 +316,23 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
   for (int o = e.inputs; o < int(e.operands.size()); ++o) {
     const Dual y(e, shot, o);
     std::vector<PairedResult> with{{shot, forward}};
-    for (const Paired& p : inputs)
-      if (p.without >= 0) with.push_back({p.without, 0, -1});
     add_products(e, o, false, y, with);
     const long double allowed = rounds ? slack_of(e, feed, o, false, y.whole()) : 0;
-    auto next = with.begin() + 1;
+    std::vector<PairedResult> lhs;
     for (size_t i = 0; i < all.size(); ++i) {
       Pairing& p = all[i];
       p.lhs.add(with[0].sum);
       p.allowed += allowed;
       p.complete = p.complete && with[0].complete;
+      lhs.push_back({inputs[i].without, 0, -1, p.lhs, p.complete && inputs[i].without >= 0});
+    }
+    add_products(e, o, false, y, lhs);
+    for (size_t i = 0; i < all.size(); ++i) {
+      Pairing& p = all[i];
       const int without = inputs[i].without;
       if (without < 0) continue;
-      if (p.complete) p.lhs.add(next->sum);
-      p.complete = p.complete && next->complete;
-      ++next;
+      p.lhs = lhs[i].sum;
+      p.complete = lhs[i].complete;
       if (rounds) p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y.whole());
     }
   }
@@ -337,10 +340,10 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
     Pairing& p = all[i];
     const int input = inputs[i].input;
     const Dual x(e, shot, input);
-    std::vector<PairedResult> with{{shot, backward}};
-    add_products(e, input, true, x, with);
-    if (p.complete) p.rhs.add(with[0].sum);
-    p.complete = p.complete && with[0].complete;
+    std::vector<PairedResult> rhs{{shot, backward, +1, {}, p.complete}};
+    add_products(e, input, true, x, rhs);
+    p.rhs = rhs[0].sum;
+    p.complete = rhs[0].complete;
     if (rounds) p.allowed += slack_of(e, feed, input, true, x.whole());
   }
   return all;
