@@ -240,6 +240,7 @@ const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed)
     truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents, gauges ? &truth->gradient_gauges : nullptr);
   }
   require_a_reference(line, e, *truth);
+  if (e.fed) truth->inputs.clear(), truth->cotangents.clear();  // files hold them
   for (const auto* list : {&truth->inputs, &truth->outputs, &truth->cotangents, &truth->gradients})
     for (const Whole& w : *list) elements_ += int64_t(w.value.size());
   return *(kept_[key] = std::move(truth));
