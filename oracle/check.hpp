@@ -52,7 +52,7 @@ struct Evidence {
   // What a rank was fed by a shot (the value of an input, the cotangent of an output) where a file
   // holds it as it was prepared. Null, or null of it: it is drawn.
   std::function<const ResultTensor*(int rank, int shot, int feed, int operand)> fed;
-  bool given_in_files = false;             // a plan leaves out values that feeds give
+  bool given_in_files = false;  // a plan leaves out values that feeds give
 
   int find_shot(const std::string& name) const;         // -1
   const ShotRecord& record(int rank, int shot) const { return ranks[size_t(rank)].shots[size_t(shot)]; }
@@ -106,9 +106,9 @@ std::optional<int64_t> exact_range(const Contract&, const Case&, const Declared&
 struct NoError {
   double operator()(int64_t) const { return 0; }
 };
-// Allowed error of each element of a result, NoError on exact data. Refers to want and gauge: they outlive
-// it. Without a feed the base shot's is meant. An empty gauge means data that are moved and not
-// computed: bound 0.
+// Allowed error of each element of a result, NoError on exact data. Refers to want and gauge: they
+// outlive it. Without a feed the base shot's is meant. An empty gauge means data that are moved and
+// not computed: bound 0.
 std::function<double(int64_t)> bound_of(const Evidence&, const Operand&, bool gradient, const Whole& want, const Gauge&);
 std::function<double(int64_t)> bound_of(const Evidence&, const Feed&, const Operand&, bool gradient, const Whole& want, const Gauge&);
 // Scale of an element's error: root of its variance proxy, tier A without its factor. Null where A

@@ -49,10 +49,11 @@ Layout fed_layout(const Evidence& e, int operand) {
   return judging::result_layout(e.operands[size_t(operand)], /*gradient=*/operand >= e.inputs);
 }
 
-// Whole values, from the files that the ranks were fed. Empty: there are none.
+// Whole values, from the files that the ranks were fed. Empty: there are none, or they are indices,
+// which no file that is written to meanwhile may choose.
 std::optional<Whole> from_files(const Evidence& e, int shot, int feed, int operand) {
-  if (!e.fed || !e.fed(0, shot, feed, operand)) return std::nullopt;
   const Operand& o = e.operands[size_t(operand)];
+  if (!e.fed || o.role == Operand::index || !e.fed(0, shot, feed, operand)) return std::nullopt;
   const Layout layout = fed_layout(e, operand);
   Whole w{whole_shape(o.shape, layout, e.mesh), {}};
   w.value.resize(size_t(product(w.shape)));

@@ -176,11 +176,15 @@ class Opened {
     e.truth = [&](const Feed& feed) -> const Truth& {
       return kept.counted(truths.get(line, e, feed));
     };
-    for (const std::string& check : plan().checks)
-      if (only.empty() || std::find(only.begin(), only.end(), check) != only.end())
-        result.checks.push_back(judged(check, e));
-    for (const auto& answer : out_) answer->require_whole();
-    for (const auto& file : in_) file->require_whole();
+    try {
+      for (const std::string& check : plan().checks)
+        if (only.empty() || std::find(only.begin(), only.end(), check) != only.end())
+          result.checks.push_back(judged(check, e));
+    } catch (...) {
+      require_whole();
+      throw;
+    }
+    require_whole();
     result.seconds = now() - begin;
     return result;
   }
@@ -304,7 +308,9 @@ class Opened {
       if (returned_[p]) e.shots.push_back(std::move(shots[p]));
     fed_.clear();
     for (int r = 0; r < ranks(); ++r) {
-      const tensors::Contents in(in_[size_t(r)]->bytes(), in_[size_t(r)]->path());
+      const MappedFile& file = *in_[size_t(r)];
+      const auto in = file.read([&] { return tensors::Contents(file.bytes(), file.path()); });
+      file.require_whole();
       RankRecord record, fed;
       record.rank = fed.rank = r;
       for (size_t p = 0; p < plan().passes.size(); ++p) {
@@ -312,7 +318,6 @@ class Opened {
         record.shots.push_back(shot_record(plan().passes[p], r, in));
         fed.shots.push_back(fed_record(plan().passes[p], in));
       }
-      in_[size_t(r)]->require_whole();
       e.ranks.push_back(std::move(record));
       fed_.push_back(std::move(fed));
     }
@@ -322,6 +327,11 @@ class Opened {
       return nullptr;
     };
     return e;
+  }
+
+  void require_whole() const {
+    for (const auto& answer : out_) answer->require_whole();
+    for (const auto& file : in_) file->require_whole();
   }
 
   // What a pass takes, the number of the feed as its step.

@@ -605,7 +605,8 @@ class Changed : public Prepared {
 };
 
 TEST_F(Changed, CutShortIsNoCrash) {
-  for (const char* name : {"rank1.out.safetensors", "rank0.out.safetensors"}) {
+  for (const char* name :
+       {"rank1.out.safetensors", "rank0.out.safetensors", "rank1.in.safetensors"}) {
     uintmax_t whole = 0;
     const std::string said = told_when([&] {
       whole = fs::file_size(path(name));
