@@ -77,9 +77,10 @@ void Registry::add(Control c) {
 }
 
 const Contract& Registry::contract(const std::string& name) const {
+  for (const Contract& c : contracts_)
+    if (c.name == name) return c;
   std::vector<std::string> known, of_family;
   for (const Contract& c : contracts_) {
-    if (c.name == name) return c;
     known.push_back(c.name);
     if (c.family == name) of_family.push_back(c.name);
   }
@@ -308,22 +309,24 @@ std::string checked(const Key& key, std::string_view value) {
       close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));
 }
 
-// One word of the line into the case; `given` remembers which keys were.
-void read_word(const std::string& word, const Contract& c, const std::vector<const Key*>& keys,
-               std::vector<bool>& given, Case& line) {
+// One word of the line into the case; `given` remembers which keys were. A canonical line has its
+// keys in their order.
+void read_word(const std::string& word, size_t number, const Contract& c,
+               const std::vector<const Key*>& keys, std::vector<bool>& given, Case& line) {
   size_t equals = word.find('=');
   if (equals == std::string::npos || equals == 0 || word.find('=', equals + 1) != std::string::npos)
     throw BadInput(fmt::format("word {}: expected key=value, such as tp=4", shown(word)));
   std::string name = word.substr(0, equals), value = word.substr(equals + 1);
-  auto found =
-      std::find_if(keys.begin(), keys.end(), [&](const Key* key) { return key->name == name; });
-  if (found == keys.end()) refuse_key(name, c, keys);
-  size_t i = size_t(found - keys.begin());
+  const auto is_named = [&](const Key* key) { return key->name == name; };
+  size_t i = number;
+  if (i >= keys.size() || !is_named(keys[i]))
+    i = size_t(std::find_if(keys.begin(), keys.end(), is_named) - keys.begin());
+  if (i == keys.size()) refuse_key(name, c, keys);
   if (given[i])
     throw BadInput(fmt::format("key '{}': expected once, met twice ({} and {}); leave one out",
                                name, shown(line.keys[i].second), shown(value)));
   given[i] = true;
-  line.keys[i].second = checked(**found, value);
+  if (value.empty() || value != line.keys[i].second) line.keys[i].second = checked(*keys[i], value);
 }
 
 Case at_defaults(const Contract& c, const std::vector<const Key*>& keys) {
@@ -399,7 +402,7 @@ Case parse_words(const std::vector<std::string>& words, const Registry& registry
   std::vector<const Key*> keys = key_list(contract);
   Case line = at_defaults(contract, keys);
   std::vector<bool> given(keys.size());
-  for (size_t i = 1; i < words.size(); ++i) read_word(words[i], contract, keys, given, line);
+  for (size_t i = 1; i < words.size(); ++i) read_word(words[i], i - 1, contract, keys, given, line);
   line.derive();
   require_derived(line, keys);
   check_together(line, registry);
