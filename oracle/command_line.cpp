@@ -819,6 +819,9 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
   say(fmt::format(
       "prepared   {} for {} ranks in {}   next: run your program there, then {} judge {}\n", m.line,
       line.world(), telling::one_line(folder), options.program, telling::shell_path(folder)));
+  if (!options.checks.empty())
+    for (const std::string& why : checks_unasked(line, registry, options.checks))
+      say(telling::row("not due", why));
   return exit_passed;
 }
 

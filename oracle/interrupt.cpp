@@ -1,37 +1,53 @@
-// The flag behind interrupt.hpp. The handler resets itself (SA_RESETHAND), so an impatient second
-// signal acts as if nobody caught it, and system calls are not restarted (no SA_RESTART), so a wait
-// for ranks comes back at once.
+// The flag behind interrupt.hpp. An impatient second signal acts as if nobody caught it; one that
+// comes within half a second is the first one again: `timeout` sends it to its child and to the
+// child's group. System calls are not restarted (no SA_RESTART), so a wait for ranks comes back at
+// once.
 #include "oracle/interrupt.hpp"
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <ctime>
 
 namespace shardproof {
 
 namespace {
 volatile std::sig_atomic_t raised = 0;
 bool left = false;
+std::atomic<int64_t> first_at{0};
+
 void raise_flag(int) { raised = 1; }
+void raise_flag_once(int signal) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t ms = int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
+  if (!raised) {
+    raised = 1;
+    first_at = ms;
+  } else if (ms - first_at >= 500) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+}
 void say_and_end(int) {
   constexpr char words[] = "shardproof: INTERRUPTED before its end: nothing was judged\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, words, sizeof words - 1);
   _exit(130);
 }
 
-void take_signals(void (*handler)(int), int flags) {
+void take_signals(void (*handler)(int)) {
   struct sigaction action = {};
   action.sa_handler = handler;
-  action.sa_flags = flags;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }
 }  // namespace
 
-void speak_when_interrupted() { take_signals(say_and_end, 0); }
-void catch_interrupts() { take_signals(raise_flag, int(SA_RESETHAND)); }
-void only_note_interrupts() { take_signals(raise_flag, 0); }
+void speak_when_interrupted() { take_signals(say_and_end); }
+void catch_interrupts() { take_signals(raise_flag_once); }
+void only_note_interrupts() { take_signals(raise_flag); }
 
 bool interrupted() { return raised != 0; }
 
