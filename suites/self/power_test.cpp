@@ -172,7 +172,9 @@ void slightly_off(Rank& rank, const View& in, const View& out) {
 
 // The contract of P -> I with its gauge multiplied: bounds of single elements and the scales of
 // their rms are that much wider.
-Report gate_with_bounds_times(double factor) {
+Report gate_with_bounds_times(double factor, const std::string& tier = "ci",
+                              const std::string& named = "forward",
+                              mapping::Map subject = mapping::all_reduce) {
   Registry registry;
   family_mapping(registry);
   Contract c = registry.contract("mapping_reduce");
@@ -196,18 +198,18 @@ Report gate_with_bounds_times(double factor) {
   own.add(c);
   Declared declared;
   declared.backward = false;
-  own.add(Subject{"", "power", [] { return mapping::pair(mapping::all_reduce, mapping::identity); },
-                  declared});
+  own.add(Subject{"", "power", [=] { return mapping::pair(subject, mapping::identity); }, declared});
   Control control;
   control.contract = "power";
   control.name = "slightly_off";
   control.make = [] { return mapping::pair(slightly_off, mapping::identity); };
-  control.check = "forward";
+  control.check = named;
   control.witness = c.cases("ci")[0];
   control.declared = declared;
   own.add(control);
   Progress silent;
   Options options;
+  options.tier = tier;
   options.transports = {"processes"};
   return run_gate(options, own, silent);
 }
@@ -230,6 +232,28 @@ TEST(Power, ARightBoundSeesItsControl) {
   EXPECT_GT(p.ratio, 1);
   EXPECT_LT(p.worst_healthy, 1);
   EXPECT_TRUE(power_warnings(report).empty());
+}
+
+// Tier smoke shows a twin to the check that it names, and to the others where that one is silent.
+TEST(Power, TierSmokeJudgesAControlAsTheOthersDo) {
+  const auto told = [](const std::string& tier, double factor, const std::string& named,
+                       mapping::Map subject = mapping::all_reduce) {
+    const Report r = gate_with_bounds_times(factor, tier, named, subject);
+    const ControlResult& c = r.controls.at(0);
+    return fmt::format("{} exit {}, caught by '{}', {} cases, margin {}, {}", name(c.outcome),
+                       exit_code(r), c.caught_by, r.cases.size(), c.margin, c.reason);
+  };
+  for (const auto& [factor, named, begin] :
+       {std::tuple(1, "forward", "caught exit 0, caught by 'forward'"),
+        {10, "forward", "escaped exit 3, caught by ''"},
+        {1, "ledger", "wrong_check exit 3, caught by 'forward'"}}) {
+    const std::string smoke = told("smoke", factor, named);
+    EXPECT_EQ(smoke, told("ci", factor, named));
+    EXPECT_TRUE(smoke.starts_with(begin)) << smoke;
+  }
+  const std::string unjudged = told("smoke", 1, "forward", slightly_off);
+  EXPECT_EQ(unjudged, told("ci", 1, "forward", slightly_off));
+  EXPECT_TRUE(unjudged.starts_with("unjudged exit 1")) << unjudged;
 }
 
 TEST(Power, ABoundTooWideByTenLetsItsControlEscapeAndSaysSo) {
