@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <fstream>
 
-#include "oracle/comm/crowd.hpp"
-
 namespace shardproof {
 
 void family_mapping(Registry&);
@@ -170,14 +168,11 @@ Judged judge(const Case& line, const std::vector<std::string>& checks, RankMain 
   return runner.run(line, checks, lane_of(line));
 }
 
-std::string run(const Plant& p) try {
+std::string run_within(double deadline_scale, const Plant& p) try {
   const Children children;
   {
     Options options;
-    // A short deadline waits longer where ranks get to their fault later.
-    options.deadline_scale = p.deadline_scale < 1
-                                 ? std::min(1.0, p.deadline_scale * std::max(1.0, crowding()))
-                                 : p.deadline_scale;
+    options.deadline_scale = deadline_scale;
     Runner runner(options, registry());
     const Case line = line_of(p.line, p.name), healthy = line_of(p.afterwards.empty() ? p.line : p.afterwards, "");
     const auto checks = checks_of(p, line);
@@ -192,6 +187,12 @@ std::string run(const Plant& p) try {
   return left.empty() ? "" : "processes are left behind: " + left;
 } catch (const std::exception& e) {
   return fmt::format("expected a verdict, met an exception: {}", e.what());
+}
+
+// A short deadline saves time. Where it passes before ranks get to their fault, the usual one decides.
+std::string run(const Plant& p) {
+  const std::string wrong = run_within(p.deadline_scale, p);
+  return wrong.empty() || p.deadline_scale >= 1 ? wrong : run_within(1, p);
 }
 
 Make forward(Map map) {
