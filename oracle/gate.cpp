@@ -169,6 +169,7 @@ class Planner {
                                       : fmt::format("the selection is empty: what matches is not due ({} lines, the first: {})", not_due_.size(),
                                                     not_due_[0]));
     check_required();
+    tell_unasked();
     // Worlds live across cases of one size: fewer starts. Families stay together.
     return sorted();
   }
@@ -205,6 +206,14 @@ class Planner {
           fmt::format("--failed: expected patterns and options that leave a line of what failed in "
                       "{}, met some that leave none of {}; the first is {}",
                       options_.failed, lines.size(), lines[0].line));
+  }
+
+  // Checks that were named, that no line is asked, and of which nothing has been said.
+  void tell_unasked() {
+    for (const std::string& check : options_.checks)
+      if (std::none_of(due_.begin(), due_.end(), [&](const Due& d) { return contains(d.checks, check); }) &&
+          std::none_of(not_due_.begin(), not_due_.end(), [&](const std::string& why) { return why.find(check) != std::string::npos; }))
+        not_due_.push_back(fmt::format("{}: nothing on these lines for it to ask ({})", check, check_named(check).asks));
   }
 
   // The word that leaves nothing, when they are taken one after the other as they were given.

@@ -500,6 +500,9 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
     throw BadInput(
         fmt::format("--check: expected a check that was prepared, met {}; case.json lists them",
                     joined(options.checks, ", ")));
+  for (const std::string& check : options.checks)
+    if (std::none_of(cases.begin(), cases.end(), [&](auto& c) { return c->owes_one_of({check}); }))
+      report.not_due.push_back(check + ": not prepared in any case here");
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
     auto result = unless_interrupted(

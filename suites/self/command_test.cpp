@@ -893,6 +893,9 @@ TEST_F(Command, ChecksThatALineIsNotAskedAreSaid) {
       call({"prepare", "linear_row", "tp=2", "--check", "mask,forward", folder / "p"});
   EXPECT_TRUE(holds(prepared.out, "\nnot due    mask: nothing on this line for it to ask"))
       << prepared.out;
+  const Ended gate = call({"gate", "norm", "--tier", "smoke", "--check", "mask,forward"});
+  EXPECT_TRUE(holds(gate.out, "mask: nothing on these lines for it to ask"))
+      << gate.out;
   const Ended forward_only = call({"run", "replicated_clip", "tp=2"});
   EXPECT_TRUE(
       holds(forward_only.out, "\nnot due    replicated_clip: gradient, gradcheck, accumulate\n"))

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <stdexcept>
+
+#include "oracle/interrupt.hpp"
 
 namespace shardproof {
 
@@ -165,7 +168,9 @@ Judged judge(const Case& line, const std::vector<std::string>& checks, RankMain 
   Options options;
   options.deadline_scale = deadline_scale;
   Runner runner(options, registry(), std::move(main));
-  return runner.run(line, checks, lane_of(line));
+  Judged j = runner.run(line, checks, lane_of(line));
+  if (interrupted()) throw std::runtime_error("interrupted");  // its evidence may be empty
+  return j;
 }
 
 std::string run_within(double deadline_scale, const Plant& p) try {

@@ -287,6 +287,12 @@ TEST_F(Prepared, OnlyTheChecksAskedFor) {
   const Report report = judged(folder, families());
   EXPECT_EQ(with(report, Verdict::passed), std::vector<std::string>{"forward"});
   EXPECT_EQ(exit_code(report), 0);
+  Options options;
+  options.checks = {"forward", "mask"};
+  Progress silent;
+  const auto not_due = prepared::judge_folder(folder, options, families(), silent).not_due;
+  EXPECT_TRUE(std::find(not_due.begin(), not_due.end(), "mask: not prepared in any case here") !=
+              not_due.end());
   EXPECT_THROW(prepare("linear_row tp=2 sp=on", {"ledger"}), BadInput);
 }
 
