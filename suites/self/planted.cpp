@@ -181,12 +181,14 @@ std::string run_within(double deadline_scale, const Plant& p) try {
     Runner runner(options, registry());
     const Case line = line_of(p.line, p.name), healthy = line_of(p.afterwards.empty() ? p.line : p.afterwards, "");
     const auto checks = checks_of(p, line);
-    if (std::string wrong = judged_as_deserved(p, runner.run(line, checks, lane_of(line)));
-        !wrong.empty())
-      return wrong;
-    if (std::string wrong = all_pass(runner.run(healthy, checks, lane_of(healthy)), {});
-        !wrong.empty())
-      return "the healthy subject after it: " + wrong;
+    std::string wrong = judged_as_deserved(p, runner.run(line, checks, lane_of(line)));
+    if (wrong.empty())
+      if (wrong = all_pass(runner.run(healthy, checks, lane_of(healthy)), {}); !wrong.empty())
+        wrong = "the healthy subject after it: " + wrong;
+    if (!wrong.empty()) {
+      const std::string by_itself = all_pass(judge(healthy, checks), {});
+      return by_itself.empty() ? wrong : rests_on(healthy.contract, by_itself);
+    }
   }
   const std::string left = children.left();
   return left.empty() ? "" : "processes are left behind: " + left;
