@@ -514,9 +514,10 @@ void say_interrupted(const Report& report, bool self) {
   if (!interrupted()) return;
   const Counts n = counts(report);
   say(
-      fmt::format("INTERRUPTED after {} cases with {} checks and {} controls: what is said above "
+      fmt::format("INTERRUPTED after {} with {} and {}: what is said above "
                   "holds for these, the rest was not judged{}\n",
-                  n.cases, n.checks, n.controls,
+                  telling::number_of(n.cases, "case"), telling::number_of(n.checks, "check"),
+                  telling::number_of(n.controls, "control"),
                   self && report.self.planted == 0
                       ? "; the judge's own tests did not end, so that it is not proven"
                       : ""));
@@ -561,8 +562,9 @@ int dry_run(const Options& options, const Registry& registry) {
   }
   for (const std::string& why : telling::not_due(planned))
     text += fmt::format("{:<8} {}\n", "not due", why);
-  say(text + fmt::format("due      {} cases with {} checks, {} named controls; nothing was run\n",
-                         cases, checks, controls));
+  say(text + fmt::format("due      {} with {}, {}; nothing was run\n",
+                         telling::number_of(cases, "case"), telling::number_of(checks, "check"),
+                         telling::number_of(controls, "named control")));
   return exit_passed;
 }
 
@@ -803,9 +805,9 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
     const prepared::Battery b = prepared::prepare_battery(options, folder, registry);
     for (const std::string& why : b.left_out) say(fmt::format("left out   {}\n", why));
     say(fmt::format(
-        "prepared   {} cases in {}   next: run your program in each of its folders, "
+        "prepared   {} in {}   next: run your program in each of its folders, "
         "then {} judge {}\n",
-        b.members.size(), telling::one_line(folder), options.program, telling::shell_path(folder)));
+        telling::number_of(int64_t(b.members.size()), "case"), telling::one_line(folder), options.program, telling::shell_path(folder)));
     return exit_passed;
   }
   for (const char* option : {"--ranks", "--dtype"})
@@ -962,6 +964,7 @@ int obey(int argc, char** argv, const Registry& registry) {
     return exit_passed;
   }
   if (!arguments.empty() && arguments[0] == "--version") {
+    if (arguments.size() > 1) refuse("--version", "nothing behind it", arguments[1]);
     say(version_line());
     return exit_passed;
   }

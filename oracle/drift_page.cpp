@@ -37,10 +37,10 @@ std::string sentence(const DriftReport& r) {
   if (r.seen.empty() && !r.ended.empty())
     return fmt::format("The run ended at step {}.", r.ended_at);
   if (r.seen.empty() && r.interrupted)
-    return fmt::format("Interrupted after {} of {} steps; the rest was not judged.", r.steps,
-                       r.asked);
+    return fmt::format("Interrupted after {} of {}; the rest was not judged.", r.steps,
+                       telling::number_of(r.asked, "step"));
   if (r.seen.empty())
-    return fmt::format("{} steps; every gradient within its bound, every copy equal.", r.steps);
+    return fmt::format("{}; every gradient within its bound, every copy equal.", telling::number_of(r.steps, "step"));
   return fmt::format("Step {}, {}: {} goes wrong first.", r.seen[0].step, r.seen[0].phase,
                      r.seen[0].finding.tensor);
 }

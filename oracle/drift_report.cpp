@@ -74,8 +74,8 @@ std::string growth(const DriftReport& r) {
 
 std::string loss_text(const DriftReport& r) {
   if (r.loss_told)
-    return fmt::format("would have told at step {}, {} steps late", *r.loss_told,
-                       *r.loss_told - r.seen[0].step);
+    return fmt::format("would have told at step {}, {} late", *r.loss_told,
+                       telling::number_of(*r.loss_told - r.seen[0].step, "step"));
   // One step says nothing of how far losses lie apart in a right run.
   const std::string& phase = r.seen[0].phase;
   if (r.distance.size() == 1 && phase != "forward" && phase != "at initialisation")
@@ -115,16 +115,15 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
   const std::string note = r.not_judged.empty() ? "" : row("note", r.not_judged);
   if (!r.drifted() && r.interrupted)
     return fmt::format(
-               "INTERRUPTED   {}   after {} of {} steps, {}: none of these drifts, the rest was "
-               "not "
-               "judged   {:.1f} s\n",
-               r.line, r.steps, r.asked, compared(r), r.seconds) +
+               "INTERRUPTED   {}   after {} of {}, {}: none of these drifts, the rest was "
+               "not judged   {:.1f} s\n",
+               r.line, r.steps, telling::number_of(r.asked, "step"), compared(r), r.seconds) +
            note;
   if (!r.drifted())
     return fmt::format(
-               "NO DRIFT   {}   {} steps, {}, worst ratio {:.2g}, loss {:.4g} -> {:.4g}   {:.1f} "
+               "NO DRIFT   {}   {}, {}, worst ratio {:.2g}, loss {:.4g} -> {:.4g}   {:.1f} "
                "s\n",
-               r.line, r.steps, compared(r), r.worst_ratio, r.first_loss, r.last_loss, r.seconds) +
+               r.line, telling::number_of(r.steps, "step"), compared(r), r.worst_ratio, r.first_loss, r.last_loss, r.seconds) +
            note;
   if (r.seen.empty())
     return fmt::format("FAILED     {}    the run ended at step {}\n", r.line, r.ended_at) +
@@ -139,7 +138,7 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
   if (const std::string g = growth(r); !g.empty()) text += row("grows", g);
   if (!r.distance.empty()) text += row("loss", loss_text(r));
   if (r.interrupted)
-    text += row("ended", fmt::format("interrupted after {} of {} steps", r.steps, r.asked));
+    text += row("ended", fmt::format("interrupted after {} of {}", r.steps, telling::number_of(r.asked, "step")));
   if (!r.ended.empty()) text += row("ended", fmt::format("at step {}: {}", r.ended_at, r.ended));
   return text + row("replay", command_of(line, o, first.step + 1, program));
 }

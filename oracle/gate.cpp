@@ -619,7 +619,7 @@ class Gate {
     judge(mpi);                            // alone: beside a busy process its polls starve
     if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch();
     if (!interrupted()) rerun_failures();
-    blame_subjects_for_planted();
+    leave_open_what_shares_wrong_code();
     close_lanes(due);
     if (!ends_early()) compare_with_manifest(due);
     report_.wall_seconds = now() - begin;
@@ -638,19 +638,18 @@ class Gate {
     size_t weight = 0;
   };
 
-  // A planted fault that rests on a subject of ours which fails by itself, and fails here, too, was not
-  // missed: the subject is to blame.
-  void blame_subjects_for_planted() {
-    std::erase_if(report_.self.failures, [&](const std::string& failure) {
-      const std::string contract = rested_on(failure);
-      const bool fails = std::any_of(report_.cases.begin(), report_.cases.end(), [&](const CaseResult& c) {
-        return c.contract == contract && !firing(c).empty();
+  // A control is made of the code of its family. Where some of that fails by itself, one that another check
+  // catches than the due one may have met the same wrong line: that failure is what is due.
+  void leave_open_what_shares_wrong_code() {
+    for (ControlResult& control : report_.controls) {
+      if (control.outcome != ControlResult::wrong_check) continue;
+      const auto fails = std::find_if(report_.cases.begin(), report_.cases.end(), [&](const CaseResult& c) {
+        return c.family == control.family && !firing(c).empty();
       });
-      if (!fails) return false;
-      --report_.self.planted;
-      report_.not_due.push_back(fmt::format("planted {}: rests on {}, which fails here", failure.substr(0, failure.find(':')), contract));
-      return true;
-    });
+      if (fails == report_.cases.end()) continue;
+      control.outcome = ControlResult::unjudged;
+      control.reason = fmt::format("{} fails by itself, and may share code with it ({})", fails->line, control.reason);
+    }
   }
 
   void judge(const std::vector<Due>& due) {

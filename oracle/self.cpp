@@ -110,18 +110,6 @@ std::vector<Part> self_parts(const Options& options, const Registry& registry,
   return parts;
 }
 
-constexpr std::string_view resting = "rests on ", failing = ", which does not pass by itself: ";
-
-std::string rests_on(const std::string& contract, const std::string& why) {
-  return std::string(resting) + contract + std::string(failing) + why;
-}
-
-std::string rested_on(const std::string& failure) {
-  const size_t from = failure.find(resting), to = failure.find(failing);
-  if (from == std::string::npos || to == std::string::npos) return "";
-  return failure.substr(from + resting.size(), to - from - resting.size());
-}
-
 std::map<std::string, std::string> versions() {
   std::map<std::string, std::string> v;
   v["shardproof"] = SHARDPROOF_VERSION;

@@ -24,11 +24,6 @@ void run_self(const Options&, const Registry&, const std::vector<Due>&, Worlds&,
 std::vector<Part> self_parts(const Options&, const Registry&, const std::vector<Due>&, Worlds&,
                              SelfResult&);
 
-// What is said of a planted fault whose healthy subject, one of ours, does not pass by itself, and the
-// contract of that subject; "" of any other failure.
-std::string rests_on(const std::string& contract, const std::string& why);
-std::string rested_on(const std::string& failure);
-
 std::map<std::string, std::string> versions();
 
 }  // namespace shardproof

@@ -64,7 +64,8 @@ struct ControlResult {
   std::string name, family, contract, lane;
   std::string kind;             // operators: the row of the table; named controls: ""
   std::string imitates, expected_check, caught_by, witness, replay;
-  // unjudged: its healthy twin fails by itself, which says nothing about the judge.
+  // unjudged: its healthy twin, or what it may share code with, fails by itself, which says nothing
+  // about the judge.
   // unproven: this machine is too small for it to show its bug.
   enum Outcome : uint8_t { caught, escaped, wrong_check, equivalent, unjudged, unproven } outcome = escaped;
   std::string reason;           // equivalent: inactive, masked, ...; wrong_check: what fired; unproven: why

@@ -428,6 +428,9 @@ TEST_F(Command, VersionIsOneLine) {
   for (const char* part : {"compiler " __VERSION__, "eigen ", "runs processes, threads"})
     EXPECT_TRUE(holds(ended.out, part)) << ended.out;
   EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'), 1) << ended.out;
+  const Ended more = call({"--version", "2"});
+  EXPECT_EQ(more.code, 2);
+  EXPECT_TRUE(holds(more.err, "--version: expected nothing behind it")) << more.err;
 }
 
 TEST_F(Command, ListNamesEverything) {
@@ -675,7 +678,7 @@ TEST_F(Command, AnInterruptedJudgeKeepsWhatItJudgedBefore) {
   EXPECT_TRUE(holds(told, "\"complete\": false"));
   EXPECT_TRUE(holds(told, "linear_row tp=2") && !holds(told, "attention_ring"));
   EXPECT_TRUE(holds(told, "interrupted after 1 of 2 cases"));
-  EXPECT_TRUE(holds(text_of(out), "INTERRUPTED after 1 cases with 1 checks")) << text_of(out);
+  EXPECT_TRUE(holds(text_of(out), "INTERRUPTED after 1 case with 1 check")) << text_of(out);
 }
 
 // ---- what is shown of words from outside

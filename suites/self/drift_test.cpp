@@ -768,6 +768,16 @@ TEST(DriftLog, OfTwoRunsARecordThatOneLacksIsNamed) {
     EXPECT_NE(r.refused.find("step 1, phase backward: w of A is not in X"), std::string::npos)
         << r.refused;
   });
+  // One that ends with the first ranks of its first tensor judges nothing; other numbers there are a drift.
+  const auto one_step = digest::parse_log(step_of(0), "A");
+  for (const float first : {1.f, 2.f}) {
+    const auto begun = digest::parse_log(record(0, "w", 0, 0, first), "X");
+    for (const auto& r : {digest::compare_logs(one_step, begun), digest::compare_logs(begun, one_step)}) {
+      EXPECT_EQ(r.findings.empty(), first == 1.f);
+      EXPECT_EQ(r.cut, first == 1.f);
+      EXPECT_TRUE(!r.cut || r.proven == -1) << r.proven;
+    }
+  }
   // Where a run only ended earlier nothing is lost.
   both_ways(digest::parse_log(step_of(0) + step_of(1), "X"), [](const digest::LogReport& r) {
     EXPECT_TRUE(r.findings.empty() && r.refused.empty()) << r.refused;

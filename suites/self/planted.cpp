@@ -15,9 +15,6 @@
 
 namespace shardproof {
 
-void family_mapping(Registry&);
-void family_linear(Registry&);
-
 namespace planted {
 namespace {
 
@@ -129,8 +126,7 @@ std::string Children::left() const {
 const Registry& registry() {
   static const Registry all = [] {
     Registry r;
-    family_mapping(r);
-    family_linear(r);
+    add_plain(r);
     add_private_contracts(r);
     add_norm_contracts(r);
     add_masked_rows(r);
@@ -185,10 +181,7 @@ std::string run_within(double deadline_scale, const Plant& p) try {
     if (wrong.empty())
       if (wrong = all_pass(runner.run(healthy, checks, lane_of(healthy)), {}); !wrong.empty())
         wrong = "the healthy subject after it: " + wrong;
-    if (!wrong.empty()) {
-      const std::string by_itself = all_pass(judge(healthy, checks), {});
-      return by_itself.empty() ? wrong : rests_on(healthy.contract, by_itself);
-    }
+    if (!wrong.empty()) return wrong;
   }
   const std::string left = children.left();
   return left.empty() ? "" : "processes are left behind: " + left;
@@ -203,7 +196,7 @@ std::string run(const Plant& p) {
 }
 
 Make forward(Map map) {
-  return [map] { return mapping::pair(map, mapping::identity); };
+  return [map] { return pair(map, identity); };
 }
 
 Map on_rank(int rank, Map odd, Map others) {

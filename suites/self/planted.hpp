@@ -12,12 +12,9 @@
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
-#include "primitives/mapping_maps.hpp"
+#include "suites/self/plain.hpp"
 
 namespace shardproof::planted {
-
-using mapping::Map;
-using Make = std::function<std::unique_ptr<Kernel>()>;
 
 // What the judge has to say. `check` is one that was asked; the others are not looked at.
 struct Deserved {
@@ -66,7 +63,7 @@ void add_private_contracts(Registry&);
 void add_norm_contracts(Registry&);
 void add_masked_rows(Registry&);
 
-// All subjects above and the contracts that they are judged by. Built once, before any fork.
+// All subjects above, the contracts that they are judged by and their plain subjects. Built once, before any fork.
 const Registry& registry();
 
 // "" or what went wrong.

@@ -5,9 +5,6 @@
 namespace shardproof::planted {
 namespace {
 
-using mapping::group;
-const Map reduced = mapping::all_reduce;
-
 // The sum, written as reduce-scatter and all-gather of [n/p] blocks: two calls.
 void in_two_calls(Rank& rank, const View& in, const View& out) {
   const View block = rank.workspace(in.dtype, {in.elements() / group(rank).size()});

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "primitives/linear.hpp"
 #include "suites/self/planted.hpp"
 
 namespace shardproof::planted {
@@ -182,12 +181,8 @@ class RepeatsItsFirstStep final : public Kernel {
     fill_from(gradients[1], dw);
   }
 
-  void finish(Rank& rank, Saved& saved, std::span<const View> gradients) override {
-    healthy_.finish(rank, saved, gradients);
-  }
-
  private:
-  primitives::LinearColumn healthy_;
+  PlainColumn healthy_;
   std::vector<std::vector<double>> first_step_;  // what each microbatch adds to dW
   size_t repeated_ = 0;
 };

@@ -1,12 +1,9 @@
 // Correct code that looks odd, and must pass; verdicts that say "nothing was proven".
-#include "primitives/work.hpp"
 #include "reference/regions.hpp"
 #include "suites/self/planted.hpp"
 
 namespace shardproof::planted {
 namespace {
-
-using mapping::group;
 
 // --- odd but right
 
@@ -46,7 +43,9 @@ class RowInAnotherOrder final : public Kernel {
 
 // --- nothing was proven
 
-void zero(Rank&, const View&, const View& out) { primitives::set_zero(out); }
+void zero(Rank&, const View&, const View& out) {
+  fill_from(out, std::vector<double>(size_t(out.elements()), 0.0));
+}
 
 class WritesNothing final : public Kernel {
  public:
@@ -146,10 +145,10 @@ std::vector<Plant> odd_but_right() {
   const std::string sum = "planted_reduce tp=4 tokens=4 hidden=5";
   Declared halves;
   halves.plan = "halves";
-  const Make twice = [] { return mapping::pair(reduce_scatter_and_gather, mapping::identity); };
+  const Make twice = [] { return pair(reduce_scatter_and_gather, identity); };
   return {
       {"scatter_that_gathers", "mapping_scatter tp=4 tokens=4 hidden=3",
-       [] { return mapping::pair(mapping::own_block, mapping::all_gather); },
+       [] { return pair(own_block, gathered); },
        {{"adjoint", Verdict::passed}}, {}, true},
       {"reduce_in_halves", sum, twice, {{"ledger", Verdict::passed}}, halves, true},
       // The same calls under another plan than theirs.
@@ -158,7 +157,7 @@ std::vector<Plant> odd_but_right() {
        {}, true},
       {"another_order_of_k", "linear_row tp=2 bias=off dtype=f32 fill=normal tokens=6 in=24 out=5",
        [] { return std::make_unique<RowInAnotherOrder>(); }, {{"forward", Verdict::passed}},
-       forward_only(), true},
+       forward_only(), true, 1, "mapping_reduce tp=2 tokens=3 hidden=5"},
       {"own_sum_in_f32", "mapping_reduce tp=8 dtype=f32 fill=normal", forward(sums_by_itself),
        {{"forward", Verdict::passed}, {"replica", Verdict::passed}}},
   };

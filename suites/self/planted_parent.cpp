@@ -147,14 +147,14 @@ std::string empty_selection() {
 // sum without cancellation. The control is off by 24u there, six times as much; a healthy sum is
 // rounded once and off by u.
 void scaled_by_24u(Rank& rank, const View& in, const View& out) {
-  mapping::all_reduce(rank, in, out);
+  reduced(rank, in, out);
   for (int64_t i = 0; i < out.elements(); ++i)
     store(out.flat(i), out.dtype, load(out.flat(i), out.dtype) * (1 + 24 * 0x1p-24));
 }
 
 // The sum with `times` the size of terms that a bound is computed from, and the control: a bound of
 // (3 times + 1) u in place of 4u.
-void add_with_bound(Registry& r, const std::string& contract, double times, const Map& subject = mapping::all_reduce) {
+void add_with_bound(Registry& r, const std::string& contract, double times, const Map& subject = reduced) {
   Contract c = registry().contract("mapping_reduce");
   c.name = contract;
   c.family = "planted";
@@ -222,7 +222,7 @@ std::string failing_twin() {
 Map off_by_bounds(double bounds, bool everywhere) {
   return [=](Rank& rank, const View& in, const View& out) {
     const View both = rank.workspace(in.dtype, {2, in.elements()});
-    mapping::group(rank).all_gather(view_of(in.data, in.dtype, {1, in.elements()}), both, 0);
+    group(rank).all_gather(view_of(in.data, in.dtype, {1, in.elements()}), both, 0);
     const std::vector<double> x = to_doubles(both);
     const size_t n = x.size() / 2;
     for (size_t i = 0; i < n; ++i) {

@@ -12,8 +12,6 @@
 namespace shardproof::planted {
 namespace {
 
-const Map reduced = mapping::all_reduce;
-
 volatile bool for_ever = true;      // so that no compiler sees through it
 volatile uintptr_t nowhere = 0x10;  // no page of any process
 

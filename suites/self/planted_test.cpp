@@ -70,12 +70,5 @@ TEST(Turns, GiveEachNumberOnceAcrossProcesses) {
   EXPECT_EQ(numbers->found, each);
 }
 
-// What rests on a subject of ours names its contract; other failures name none.
-TEST(PlantedFaults, WhatRestsOnAFailingSubjectNamesIt) {
-  EXPECT_EQ(rested_on("first_step_repeated: " + rests_on("linear_column", "expected: a pass")),
-            "linear_column");
-  EXPECT_EQ(rested_on("first_step_repeated: expected accumulate failed, met passed"), "");
-}
-
 }  // namespace
 }  // namespace shardproof

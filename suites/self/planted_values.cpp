@@ -12,10 +12,6 @@
 namespace shardproof::planted {
 namespace {
 
-// On the ranks of the line's axis: P -> I and S -> I.
-const Map reduced = mapping::all_reduce;
-const Map gathered = mapping::all_gather;
-
 void put(const View& v, int64_t at, double value) { store(v.flat(at), v.dtype, value); }
 double get(const View& v, int64_t at) { return load(v.flat(at), v.dtype); }
 
@@ -52,9 +48,9 @@ void without_its_last_element(Rank& rank, const View& in, const View& out) {
 
 // Each rank begins with its own part: integers and two summands show nothing of it.
 void in_own_order(Rank& rank, const View& in, const View& out) {
-  const int p = mapping::group(rank).size(), own = mapping::group(rank).rank();
+  const int p = group(rank).size(), own = group(rank).rank();
   const View all = rank.workspace(in.dtype, {p, in.elements()});
-  mapping::group(rank).all_gather(view_of(in.data, in.dtype, {1, in.elements()}), all, 0);
+  group(rank).all_gather(view_of(in.data, in.dtype, {1, in.elements()}), all, 0);
   for (int64_t i = 0; i < out.elements(); ++i) {
     double sum = 0;
     for (int m = 0; m < p; ++m) sum += get(all, (own + m) % p * in.elements() + i);

@@ -174,7 +174,8 @@ void slightly_off(Rank& rank, const View& in, const View& out) {
 // their rms are that much wider.
 Report gate_with_bounds_times(double factor, const std::string& tier = "ci",
                               const std::string& named = "forward",
-                              mapping::Map subject = mapping::all_reduce) {
+                              mapping::Map subject = mapping::all_reduce,
+                              mapping::Map sibling = nullptr) {
   Registry registry;
   family_mapping(registry);
   Contract c = registry.contract("mapping_reduce");
@@ -207,6 +208,12 @@ Report gate_with_bounds_times(double factor, const std::string& tier = "ci",
   control.witness = c.cases("ci")[0];
   control.declared = declared;
   own.add(control);
+  if (sibling) {
+    c.name = "sibling";
+    c.cases = [](const std::string&) { return std::vector<std::string>{"sibling tp=2 tokens=16 hidden=24"}; };
+    own.add(c);
+    own.add(Subject{"", "sibling", [=] { return mapping::pair(sibling, mapping::identity); }, declared});
+  }
   Progress silent;
   Options options;
   options.tier = tier;
@@ -254,6 +261,27 @@ TEST(Power, TierSmokeJudgesAControlAsTheOthersDo) {
   const std::string unjudged = told("smoke", 1, "forward", slightly_off);
   EXPECT_EQ(unjudged, told("ci", 1, "forward", slightly_off));
   EXPECT_TRUE(unjudged.starts_with("unjudged exit 1")) << unjudged;
+}
+
+// Twice the sum, whatever the bounds are.
+void doubled(Rank& rank, const View& in, const View& out) {
+  mapping::all_reduce(rank, in, out);
+  std::vector<double> y = to_doubles(out);
+  for (double& v : y) v *= 2;
+  fill_from(out, y);
+}
+
+// Where code of the family is wrong a control may be caught by another check; an escape stays one, and so
+// does another check where all that is healthy passes.
+TEST(Power, WrongCodeOfTheFamilyLeavesAControlOfAnotherCheckOpen) {
+  const auto told = [](double factor, const std::string& named, mapping::Map sibling) {
+    const Report r = gate_with_bounds_times(factor, "ci", named, mapping::all_reduce, sibling);
+    return fmt::format("{} exit {}", name(r.controls.at(0).outcome), exit_code(r));
+  };
+  EXPECT_EQ(told(1, "ledger", doubled), "unjudged exit 1");
+  EXPECT_EQ(told(1, "ledger", mapping::all_reduce), "wrong_check exit 3");
+  EXPECT_EQ(told(10, "forward", doubled), "escaped exit 3");
+  EXPECT_EQ(told(1, "forward", doubled), "caught exit 1");
 }
 
 TEST(Power, ABoundTooWideByTenLetsItsControlEscapeAndSaysSo) {
