@@ -639,10 +639,11 @@ class Gate {
   };
 
   // A control is made of the code of its family. Where some of that fails by itself, one that another check
-  // catches than the due one may have met the same wrong line: that failure is what is due.
+  // catches than the due one, or that does nothing, may have met the same wrong line: that failure is what is
+  // due.
   void leave_open_what_shares_wrong_code() {
     for (ControlResult& control : report_.controls) {
-      if (control.outcome != ControlResult::wrong_check) continue;
+      if (control.outcome != ControlResult::wrong_check && !control.did_nothing) continue;
       const auto fails = std::find_if(report_.cases.begin(), report_.cases.end(), [&](const CaseResult& c) {
         return c.family == control.family && !firing(c).empty();
       });
@@ -905,6 +906,9 @@ class Gate {
       const Judged broken = runner_.run(d.line, shown(d, narrow), d.lane);
       out.seconds = broken.result.seconds;
       conclude(out, broken, healthy, named(d));
+      out.did_nothing = out.outcome == ControlResult::escaped && broken.completed && same_results(broken, healthy, false) &&
+                        same_results(broken, healthy, true) && same_traces(broken, healthy);
+      if (out.did_nothing) out.reason += "; it gave and called what its healthy twin does";
     } catch (const MachineTooSmall& e) {
       out.outcome = ControlResult::unproven;
       out.expected_check = control.check;

@@ -39,7 +39,7 @@ static void fields(Both& both, Catch& c) {
 }
 template <class Both>
 static void fields(Both& both, ControlResult& c) {
-  both(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.ratio,
+  both(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.did_nothing, c.ratio,
     c.margin, c.exact, c.bound, c.rank, c.where, c.index, c.seconds, c.catches);
 }
 template <class Both>

@@ -24,6 +24,7 @@
 #include "oracle/device.hpp"
 #include "oracle/drawn.hpp"
 #include "oracle/drift_ranks.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/memory_watch.hpp"
 #include "oracle/too_small.hpp"
 
@@ -315,7 +316,9 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   job.line = j.result.canonical;
   job.shots = j.evidence.shots;
   World& world = worlds_.get(line.text("transport"), line.world());
-  const double deadline = std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0);
+  int& hung = hung_[joined(std::vector{line.contract, line.text("subject"), line.text("control"), line.text("fault")}, " ")];
+  const bool hasty = hung >= hangs_waited_for;
+  const double deadline = std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0) * (hasty ? haste : 1);
   const auto outcomes = world.run(serialize(job), job.number, deadline);
 
   bool whole = true;
@@ -342,6 +345,11 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));
   } else {
     mark_lost(j.result, checks, outcomes);
+    const bool hangs = std::any_of(outcomes.begin(), outcomes.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
+    hung += hangs;
+    if (hangs && hasty)
+      j.result.state.push_back(fmt::format("note       {} cases of it hung before: this one was given a tenth of the deadline; its replay line gives it all",
+                                           hangs_waited_for));
     if (on_device(line)) worlds_.drop(line.text("transport"));
   }
   j.result.seconds = now() - begin;

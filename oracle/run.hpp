@@ -64,10 +64,15 @@ class Runner {
 
  private:
   void judge(Judged&, const std::vector<std::string>& checks);
+  // What has hung this often is waited for less long from then on: a subject that hangs on every line
+  // would cost a gate its deadline on each.
+  static constexpr int hangs_waited_for = 2;
+  static constexpr double haste = 0.1;  // of the deadline
   const Registry& registry_;
   Worlds worlds_;
   Truths truths_;
   uint32_t number_ = 0;
+  std::map<std::string, int> hung_;  // cases, by what was under test
 };
 
 // A case as its checks plan it: the base shot, and those that they add. The line outlives it; there are

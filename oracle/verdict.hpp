@@ -69,6 +69,7 @@ struct ControlResult {
   // unproven: this machine is too small for it to show its bug.
   enum Outcome : uint8_t { caught, escaped, wrong_check, equivalent, unjudged, unproven } outcome = escaped;
   std::string reason;           // equivalent: inactive, masked, ...; wrong_check: what fired; unproven: why
+  bool did_nothing = false;     // escaped: with the results and calls of its healthy twin
   double ratio = 0, margin = 0; // margin: ratio / worst healthy ratio of the same check
   bool exact = false;           // bound 0: margin is exact
   double bound = 0;

@@ -17,6 +17,7 @@
 #include "reference/attention.hpp"
 #include "suites/linear.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -293,7 +294,7 @@ struct Local {
   explicit Local(const Case& c) : p(ranks(c)) {
     const int64_t tp = c.ranks(Axis::tp), batch = batch_of(c) / c.ranks(Axis::dp);
     const int64_t queries = rows_of(c, false) / p * batch, keys = rows_of(c, true) / p * batch;
-    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") * primitives::copies_of_keys(c) / tp;
+    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") * reading::copies_of_keys(c) / tp;
     q = queries * n * c.at("head_dim"), o = queries * n * value_dim_of(c);
     k = keys * g * c.at("head_dim"), v = keys * g * value_dim_of(c);
   }

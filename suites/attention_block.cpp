@@ -12,6 +12,7 @@
 #include "reference/replicated.hpp"
 #include "suites/attention.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -33,7 +34,8 @@ reference::AttentionBlockShape shape_of(const Case& c) {
 // ---- Operands x, w_qkv, [b_qkv], w_out, [b_out]; y. Where ranks of tp share key heads: w_q, w_k,
 // w_v and their biases, or the rows of w_qkv group by group
 
-bool gathers(const Case& c) { return c.text("form") == "gather"; }
+using reading::gathers;
+
 reference::Heads heads_of(const Case& c) {
   return {rows_of(c, false) * contexts::batch_of(c), c.at("hidden"), c.at("heads"),
           c.at("kv_heads"), c.at("head_dim")};
@@ -57,7 +59,7 @@ std::vector<Operand> operands(const Case& c) {
       if (kind == "w") shape.push_back(h);
       list.push_back(parameter(kind + of, std::move(shape), tp));
     };
-    if (!primitives::splits_weights(c)) {
+    if (!reading::splits_weights(c)) {
       add("_qkv", (n + 2 * g) * d, rows);
       continue;
     }
@@ -104,7 +106,7 @@ reference::AttentionBlockInputs arguments(const Case& c, std::span<const Whole> 
   fused.assign(2, {});
   for (size_t kind = 0; kind < (c.on("bias") ? 2 : 1); ++kind) {
     Values& rows = fused[kind];
-    for (int part = 0; part < (primitives::splits_weights(c) ? 3 : 1); ++part, ++next)
+    for (int part = 0; part < (reading::splits_weights(c) ? 3 : 1); ++part, ++next)
       rows.insert(rows.end(), in[next].value.begin(), in[next].value.end());
     if (gathers(c)) rows = in_reference_order(c, rows);
   }
@@ -117,7 +119,7 @@ reference::AttentionBlockInputs arguments(const Case& c, std::span<const Whole> 
 // Rows of the reference as the operands of the line hold them.
 std::vector<Values> as_operands(const Case& c, Values rows) {
   if (gathers(c)) return {grouped(c, rows)};
-  if (!primitives::splits_weights(c)) return {std::move(rows)};
+  if (!reading::splits_weights(c)) return {std::move(rows)};
   const auto h = heads_of(c);
   const int64_t width = int64_t(rows.size()) / h.rows(), q = h.query_rows() * width,
                 k = h.key_rows() * width;
@@ -148,9 +150,9 @@ std::vector<T> in_order(const Case& c, reference::AttentionBlockParts<T> d) {
 reference::AttentionBlockRounding rounding_of(const Case& c, const Precision& p) {
   return {replicated::rounding_of(c, p, c.ranks(Axis::tp)),
           contexts::attention_rounding(c),
-          int(ranks_of(c, primitives::axes_of_weights(c))),
-          int(ranks_of(c, primitives::axes_of_tokens(c))),
-          int(primitives::copies_of_keys(c)),
+          int(ranks_of(c, reading::summed_axes(c, false))),
+          int(ranks_of(c, reading::axes_of_tokens(c))),
+          int(reading::copies_of_keys(c)),
           gathers(c)};
 }
 
@@ -220,13 +222,13 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
   exchange_heads(Op::reduce_scatter, true, 1, wire_of(c));
   if (sp) on_tp(Op::all_gather, true);  // x again, for dWqkv
   on_tp(leave, true);                   // dx
-  const bool split = primitives::splits_weights(c);
+  const bool split = reading::splits_weights(c);
   const int64_t width = h + (c.on("bias") ? 1 : 0),  // of a row of a weight and its bias
       weights = ((split ? heads * d : columns) * width + h * heads * d) / p;
   for (const auto& sums :
-       {replicated::coalesced(c, primitives::axes_of_weights(c), weights),
-        replicated::coalesced(c, primitives::axes_of_copies(c), split ? 2 * d * width : 0),
-        replicated::coalesced(c, primitives::axes_of_tokens(c), c.on("bias") ? h : 0)})
+       {replicated::coalesced(c, reading::summed_axes(c, false), weights),
+        replicated::coalesced(c, reading::axes_of_copies(c), split ? 2 * d * width : 0),
+        replicated::coalesced(c, reading::axes_of_tokens(c), c.on("bias") ? h : 0)})
     due.insert(due.end(), sums.begin(), sums.end());
   return due;
 }
@@ -234,7 +236,7 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
 std::vector<Gemm> gemms(const Case& c, int) {
   const auto s = shape_of(c);
   const int64_t T = tokens_of_cp_rank(c), h = s.hidden, p = c.ranks(Axis::tp), q = s.queries() / p,
-                k = s.keys() * primitives::copies_of_keys(c) / p,
+                k = s.keys() * reading::copies_of_keys(c) / p,
                 z = gathers(c) ? (s.queries() + 2 * s.keys()) / p : q + 2 * k;
   return {{"Z = X Wqkv^T", false, T, z, h},  {"Y = O Wo^T", false, T, h, q},
           {"dO = dY Wo", true, T, q, h},     {"dWo = dY^T O", true, h, q, T},
@@ -329,7 +331,7 @@ Contract attention_block() {
   c.gemms = gemms;
   c.sequences = contexts::sequences_of;
   c.stiff = [](const Case& line) {
-    return std::abs(primitives::number_of(line, "scale", 0)) >= 10;
+    return std::abs(reading::number(line, "scale")) >= 10;
   };
   c.illegal =
       crossed({"attention_block"},

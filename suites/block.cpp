@@ -10,6 +10,7 @@
 #include "oracle/registry.hpp"
 #include "primitives/block.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -26,7 +27,7 @@ reference::BlockShape shape_of(const Case& c) {
   s.tokens = c.at("tokens"), s.hidden = c.at("hidden"), s.ffn = c.at("ffn");
   s.activation =
       reference::activation_from(c.text("activation")).value_or(reference::Activation::gelu);
-  s.norm = {s.hidden, primitives::norm_eps, centred(c)};
+  s.norm = {s.hidden, reading::norm_eps, centred(c)};
   return s;
 }
 
@@ -53,7 +54,7 @@ std::vector<Operand> operands(const Case& c) {
 // 0 or 1/keep by the global index of the element, as the line's seed and draw say.
 Values dropout(const Case& c, uint32_t site) {
   Values factor(size_t(c.at("tokens") * c.at("hidden")), 1.0);
-  const double keep = primitives::keep_of(c), limit = keep * 0x1p32;
+  const double keep = reading::kept_share(c), limit = keep * 0x1p32;
   if (keep == 1) return factor;
   const uint64_t seed = c.seed();
   for (size_t i = 0; i < factor.size(); ++i) {
@@ -69,7 +70,7 @@ Values dropout(const Case& c, uint32_t site) {
 // Each mask by itself: with a second linear of zeros, m = b2 and norm2(r) = beta2 (without beta
 // gamma2, but for eps), so that y = 1 + mask where one of the two is 1 and the other 0.
 std::vector<Drawn> drawn(const Case& c) {
-  const double keep = std::ceil(primitives::keep_of(c) * 0x1p32) * 0x1p-32;
+  const double keep = std::ceil(reading::kept_share(c) * 0x1p32) * 0x1p-32;
   if (keep == 1) return {};
   const double bits = -std::log2(keep * keep + (1 - keep) * (1 - keep));
   const auto mask = [&](const char* name, double first, double second) {
@@ -149,7 +150,7 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
   if (l.sp) due.push_back(call(Op::all_gather, true, n / l.p, own));   // u again, for dW1
   due.push_back(call(leave, true, n, wire));                           // du
   for (const Traffic& t :
-       coalesced(c, primitives::axes_of_block(c), c.at("hidden") * (centred(c) ? 5 : 3)))
+       coalesced(c, reading::axes_of_block(c), c.at("hidden") * (centred(c) ? 5 : 3)))
     due.push_back(t);
   return due;
 }

@@ -6,6 +6,7 @@
 #include "primitives/norm_sequence.hpp"
 #include "reference/norm.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
@@ -16,7 +17,7 @@ using namespace replicated;
 
 bool centred(const Case& c) { return c.text("norm") == "layer"; }
 reference::NormShape shape_of(const Case& c) {
-  return {c.at("hidden"), primitives::norm_eps, centred(c)};
+  return {c.at("hidden"), reading::norm_eps, centred(c)};
 }
 
 std::vector<Operand> operands(const Case& c) {
@@ -59,7 +60,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   if (centred(c)) out.push_back(whole(in[2].shape, std::move(d.beta)));
   if (!gauges) return out;
   const Precision p = precision_of(c, Declared{});
-  const auto r = rounding_of(c, p, ranks_of(c, primitives::axes_of_tokens(c)));
+  const auto r = rounding_of(c, p, ranks_of(c, reading::axes_of_tokens(c)));
   const auto loss = reference::norm_backward_loss(s, reference::certain(in[0].value), in[1].value,
                                                   reference::certain(cot[0].value), r);
   *gauges = {gauge_of(loss.x, p), gauge_of(reference::reduced(loss.gamma, r), p)};
@@ -68,7 +69,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 }
 
 std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
-  return coalesced(c, primitives::axes_of_tokens(c), c.at("hidden") * (centred(c) ? 2 : 1));
+  return coalesced(c, reading::axes_of_tokens(c), c.at("hidden") * (centred(c) ? 2 : 1));
 }
 
 std::vector<Key> keys() {
@@ -202,7 +203,7 @@ std::vector<Traffic> coalesced(const Case& c, const std::vector<Axis>& axes, int
                                bool backward, Reduce reduce) {
   if (axes.empty() || count == 0) return {};
   Traffic t = call(Op::all_reduce, backward, count, wire_of(c));
-  t.label = primitives::label_of(axes);
+  t.label = reading::label(axes);
   t.reduce = reduce;
   return {t};
 }

@@ -11,13 +11,13 @@
 #include "reference/replicated.hpp"
 #include "suites/replicated.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 
 namespace shardproof {
 namespace {
 
 using namespace linears;
 using namespace replicated;
-using primitives::axes_named;
 using reference::Values;
 
 std::optional<int64_t> range_of_sums(const Case& c, int64_t terms) {
@@ -79,11 +79,11 @@ Key over_key() {
 // `inside` on the reduced axes; on the others every rank has data of its own.
 Layout over(const Case& c, const Placement& inside) {
   Layout layout;
-  for (Axis a : axes_named(c)) layout.emplace_back(a, inside);
+  for (Axis a : reading::axes_in(c, "over")) layout.emplace_back(a, inside);
   return layout;
 }
 
-int64_t ranks_over(const Case& c) { return ranks_of(c, axes_named(c)); }
+int64_t ranks_over(const Case& c) { return ranks_of(c, reading::axes_in(c, "over")); }
 
 // ---- replicated_gradients
 
@@ -141,10 +141,10 @@ int64_t elements_of(const Case& c, int64_t gradients) {
 std::vector<Traffic> gradients_traffic(const Case& c, const std::string&, int) {
   std::vector<Traffic> due;
   if (ranks_over(c) == 1) return due;
-  for (const Traffic& t : coalesced(c, axes_named(c), elements_of(c, c.at("summed")), false))
+  for (const Traffic& t : coalesced(c, reading::axes_in(c, "over"), elements_of(c, c.at("summed")), false))
     due.push_back(t);
   for (const Traffic& t :
-       coalesced(c, axes_named(c), elements_of(c, c.at("averaged")), false, Reduce::avg))
+       coalesced(c, reading::axes_in(c, "over"), elements_of(c, c.at("averaged")), false, Reduce::avg))
     due.push_back(t);
   return due;
 }
@@ -228,7 +228,7 @@ std::vector<Whole> router_backward(const Case& c, std::span<const Whole> in,
   if (c.on("bias")) out.push_back(whole(in[2].shape, std::move(d.b)));
   if (!gauges) return out;
   auto m = gradients(reference::absolute), s = gradients(reference::squared);
-  const int64_t ranks = ranks_of(c, primitives::axes_of_tokens(c)),
+  const int64_t ranks = ranks_of(c, reading::axes_of_tokens(c)),
                 own = Local(c).tokens / (c.on("sp") ? c.ranks(Axis::tp) : 1);
   *gauges = {gauge(std::move(m.x), std::move(s.x), c.at("experts"), 1),
              gauge(std::move(m.w), std::move(s.w), own, ranks)};
@@ -252,7 +252,7 @@ Contract replicated_router() {
   c.forward = router_forward;
   c.backward = router_backward;
   c.traffic = [](const Case& line, const std::string&, int) {
-    return coalesced(line, primitives::axes_of_tokens(line),
+    return coalesced(line, reading::axes_of_tokens(line),
                      line.at("experts") * (line.at("hidden") + (line.on("bias") ? 1 : 0)));
   };
   c.integer_range = [](const Case& line) {
@@ -319,7 +319,7 @@ std::vector<Operand> qk_operands(const Case& c) {
 }
 
 reference::NormShape head_norm(const Case& c) {
-  return {c.at("head_dim"), primitives::norm_eps, false};
+  return {c.at("head_dim"), reading::norm_eps, false};
 }
 
 std::vector<Whole> qk_forward(const Case& c, std::span<const Whole> in,
@@ -329,7 +329,7 @@ std::vector<Whole> qk_forward(const Case& c, std::span<const Whole> in,
   if (gauges) gauges->clear();
   for (size_t i = 0; i < 2; ++i) {
     out.push_back(whole(in[i].shape, reference::rms_norm(in[i].value, in[i + 2].value,
-                                                         c.at("head_dim"), primitives::norm_eps)));
+                                                         c.at("head_dim"), reading::norm_eps)));
     if (gauges)
       gauges->push_back(gauge_of(reference::norm(head_norm(c), reference::certain(in[i].value),
                                                  in[i + 2].value, {}, rounding_of(c, p, 1)),
@@ -367,11 +367,11 @@ std::vector<Whole> qk_backward(const Case& c, std::span<const Whole> in, std::sp
   std::vector<Whole> dx, dgamma;
   std::vector<Gauge> gx, ggamma;
   const Precision p = precision_of(c, Declared{});
-  const auto r = rounding_of(c, p, ranks_of(c, primitives::axes_of_heads(c)));
+  const auto r = rounding_of(c, p, ranks_of(c, reading::summed_axes(c, true)));
   for (size_t i = 0; i < 2; ++i) {
     const Values g = sum_of_stack(cot[i], int64_t(in[i].value.size()));
     auto d = reference::rms_norm_backward(in[i].value, in[i + 2].value, g, c.at("head_dim"),
-                                          primitives::norm_eps);
+                                          reading::norm_eps);
     dx.push_back(whole(in[i].shape, std::move(d.x)));
     dgamma.push_back(whole(in[i + 2].shape, std::move(d.gamma)));
     if (!gauges) continue;
@@ -396,7 +396,7 @@ Contract replicated_qk_norm() {
   c.forward = qk_forward;
   c.backward = qk_backward;
   c.traffic = [](const Case& line, const std::string&, int) {
-    return coalesced(line, primitives::axes_of_heads(line), 2 * line.at("head_dim"));
+    return coalesced(line, reading::summed_axes(line, true), 2 * line.at("head_dim"));
   };
   c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
   c.cases = [](const std::string& tier) {
@@ -428,7 +428,7 @@ reference::Heads heads_of(const Case& c) {
   return {c.at("tokens"), c.at("hidden"), c.at("heads"), c.at("kv_heads"), c.at("head_dim")};
 }
 
-bool gathers(const Case& c) { return c.text("form") == "gather"; }
+using reading::gathers;
 
 std::vector<Operand> qkv_operands(const Case& c) {
   const auto h = heads_of(c);
@@ -534,9 +534,9 @@ std::vector<Whole> qkv_backward(const Case& c, std::span<const Whole> in,
        s = collect(qkv_gradients(c, in, cot, reference::squared));
   const Local l(c);
   const int64_t rep = c.at("kv_replicas");
-  const primitives::HeadPlan h(c);
+  const reading::OwnHeads h(c);
   // Of X: own heads on a rank, p ranks; gathered cotangents have been added up on the wire before.
-  *gauges = {gauge(std::move(m[0]), std::move(s[0]), (h.own_heads() + 2 * h.own_kv()) * h.dim,
+  *gauges = {gauge(std::move(m[0]), std::move(s[0]), (h.query + 2 * h.key) * h.dim,
                    l.p + (gathers(c) ? rep : 0))};
   for (size_t i = 1; i < m.size(); ++i)
     gauges->push_back(
@@ -546,18 +546,18 @@ std::vector<Whole> qkv_backward(const Case& c, std::span<const Whole> in,
 
 std::vector<Traffic> qkv_traffic(const Case& c, const std::string&, int) {
   const Local l(c);
-  const primitives::HeadPlan h(c);
+  const reading::OwnHeads h(c);
   std::vector<Traffic> due;
   if (l.p == 1) return due;
   const int64_t x = l.tokens * c.at("hidden");
   for (bool backward : {false, true})
     if (l.sp) due.push_back(call(Op::all_gather, backward, x / l.p, c.dtype()));
   if (gathers(c)) {
-    due.push_back(call(Op::all_gather, false, l.tokens * h.rows() / l.p, c.dtype()));
-    due.push_back(call(Op::reduce_scatter, true, l.tokens * h.rows(), wire_of(c)));
-  } else if (h.rep > 1) {
+    due.push_back(call(Op::all_gather, false, l.tokens * h.rows / l.p, c.dtype()));
+    due.push_back(call(Op::reduce_scatter, true, l.tokens * h.rows, wire_of(c)));
+  } else if (reading::copies_of_keys(c) > 1) {
     Traffic copies =
-        call(Op::all_reduce, true, 2 * h.own_kv() * h.dim * c.at("hidden"), wire_of(c));
+        call(Op::all_reduce, true, 2 * h.key * h.dim * c.at("hidden"), wire_of(c));
     copies.label = name(Axis::rep);
     due.push_back(copies);
   }
@@ -614,9 +614,9 @@ Contract replicated_qkv() {
   };
   c.gemms = [](const Case& line, int) {
     const Local l(line);
-    const primitives::HeadPlan p(line);
-    const int64_t T = l.tokens, h = line.at("hidden"), f = p.rows() / p.p,
-                  q = p.own_heads() * p.dim, k = p.own_kv() * p.dim;
+    const reading::OwnHeads p(line);
+    const int64_t T = l.tokens, h = line.at("hidden"), f = p.rows / l.p,
+                  q = p.query * p.dim, k = p.key * p.dim;
     if (gathers(line))
       return std::vector<Gemm>{{"[Q|K|V] = X W^T", false, T, f, h},
                                {"dW = dY^T X", true, f, h, T},
@@ -658,7 +658,7 @@ std::vector<Operand> clip_operands(const Case& c) {
 std::vector<Whole> clip_forward(const Case& c, std::span<const Whole> in,
                                 std::vector<Gauge>* gauges) {
   const double norm = reference::global_norm({in[0].value, in[1].value}),
-               factor = reference::clip_factor(norm, primitives::max_norm_of(c));
+               factor = reference::clip_factor(norm, reading::number(c, "max_norm"));
   std::vector<Whole> out{whole({1}, {norm})};
   for (const Whole& g : in) {
     out.push_back(g);
@@ -733,7 +733,7 @@ std::vector<Operand> step_operands(const Case& c) {
 std::vector<Whole> step_forward(const Case& c, std::span<const Whole> in,
                                 std::vector<Gauge>* gauges) {
   const Operand g = step_operands(c)[1];
-  const double lr = primitives::rate_of(c);
+  const double lr = reading::number(c, "lr");
   const Mesh mesh = c.mesh();
   auto combine = [&](auto size, double sign, double rate) {
     Values v = size(in[0].value);
@@ -750,7 +750,7 @@ std::vector<Whole> step_forward(const Case& c, std::span<const Whole> in,
 std::vector<Whole> step_backward(const Case& c, std::span<const Whole>, std::span<const Whole> cot,
                                  std::vector<Gauge>* gauges) {
   Whole g = cot[0];
-  for (double& v : g.value) v *= -primitives::rate_of(c);
+  for (double& v : g.value) v *= -reading::number(c, "lr");
   if (gauges) gauges->assign(2, Gauge{});  // a power of two rounds nothing
   return {cot[0], g};
 }
@@ -772,12 +772,12 @@ Contract replicated_step() {
   c.traffic = [](const Case& line, const std::string&, int) {
     std::vector<Traffic> due;
     if (ranks_over(line) > 1)
-      due = coalesced(line, axes_named(line), line.at("rows") * line.at("hidden"), false);
+      due = coalesced(line, reading::axes_in(line, "over"), line.at("rows") * line.at("hidden"), false);
     return due;
   };
   // w' is a multiple of lr: in units of it w counts 1/lr times, g once for each rank.
   c.integer_range = [](const Case& line) {
-    return range_of_sums(line, std::llround(1 / primitives::rate_of(line)) + ranks_over(line));
+    return range_of_sums(line, std::llround(1 / reading::number(line, "lr")) + ranks_over(line));
   };
   c.cases = [](const std::string& tier) {
     const auto smoke = crossed(

@@ -112,7 +112,7 @@ class Arena {
   std::byte* record(int rank) const { return base_ + records_ + rank * area_; }
   std::byte* job() const { return base_ + job_; }
   int64_t area() const { return area_; }  // bytes of a payload or record area, and of the job's
-  int64_t call_deadline_ns() const { return int64_t(call_deadline_seconds * deadline_scale * std::max(1.0, head().patience) * 1e9); }
+  int64_t call_deadline_ns() const { return int64_t(call_deadline_seconds * deadline_scale * head().patience * 1e9); }
 
   // --- the lock; `who` is a rank, or `ranks` for the parent
   void lock(int who) const;

@@ -230,7 +230,7 @@ void measure_hashes(std::vector<Row>& rows) {
   });
   if (keep == 1) throw Infrastructure("the sums that are timed came to nothing");
   rows.push_back({"read_bandwidth", "none", 1, read / 1e9, "GB/s", "sum of 256 MiB of words, one core, best of 5"});
-  rows.push_back({"replica_hash", "none", 1, hash / read, "ratio", fmt::format("{} of the same bytes / read_bandwidth", digest::name_of_bytes_hash())});
+  rows.push_back({"replica_hash", "none", 1, hash / read, "ratio", "XXH3 of the same bytes / read_bandwidth"});
   rows.push_back({"additive_digest_words", "none", 1, additive / read, "ratio",
                   fmt::format("two lanes, coverage and counts of f32 in words ({}) / read_bandwidth", shardproof_digest_form())});
 }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "oracle/self.hpp"
+#include "suites/self/planted.hpp"
 
 namespace shardproof {
 
@@ -47,6 +48,25 @@ TEST(PlantedFaults, AreToldByEveryGate) {
     EXPECT_EQ(report.cases.size(), due);
     EXPECT_EQ(exit_code(report), 3);
   }
+}
+
+// A subject that hangs on every line costs its deadline twice, and then a tenth of it; others are
+// given theirs.
+TEST(Runner, WhatHungTwiceIsGivenATenthOfItsDeadline) {
+  Options options;
+  options.deadline_scale = 0.03;
+  Runner runner(options, planted::registry());
+  const auto told = [&](const std::string& subject) {
+    const Case line = planted::line_of("mapping_reduce tp=4 tokens=3 hidden=5", subject);
+    const Judged j = runner.run(line, {"forward"}, lane_of(line));
+    std::string text = name(j.result.checks.at(0).verdict);
+    for (const std::string& row : j.result.state)
+      if (row.find("2 cases of it hung before") != std::string::npos) text += ", hastily";
+    return text;
+  };
+  for (const char* due : {"hung", "hung", "hung, hastily"}) EXPECT_EQ(told("never_arrives"), due);
+  EXPECT_EQ(told(""), "passed");
+  EXPECT_EQ(told("never_arrives"), "hung, hastily");
 }
 
 TEST(Turns, GiveEachNumberOnceAcrossProcesses) {
