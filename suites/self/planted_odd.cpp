@@ -174,6 +174,10 @@ std::vector<Plant> vacuous() {
         {"memory", Verdict::vacuous},
         {"repeat", Verdict::vacuous}},
        forward_only(), false, 1, "mapping_copy tp=2 tokens=3 hidden=5"},
+      // Zero times anything is zero: no derivative says that a gradient is right.
+      {"no_derivative", "planted_zeros tp=2 tokens=3 hidden=5 fill=normal", [] { return pair(zero, zero); },
+       {{"gradcheck", Verdict::vacuous, -1, "", {"x: differences at the rounding floor"}}},
+       {}, false, 1, "mapping_copy tp=2 tokens=3 hidden=5 fill=normal"},
       {"calls_the_reference", "mapping_reduce tp=8 dtype=f32 fill=normal",
        forward(calls_the_reference),
        {{"forward", Verdict::vacuous, -1, "", {"calls the reference"}}}},

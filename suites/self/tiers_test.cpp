@@ -135,6 +135,33 @@ TEST(TierA, DotProductsOfEveryOrderStayInside) {
   }
 }
 
+// Results that are partial sums: each of the ranks' parts is rounded as it is stored, the judge adds them
+// in double. In bf16 the rounding of the parts is nearly all of the error.
+TEST(TierA, PartsOfASumAreRoundedEach) {
+  constexpr int64_t k = 256, parts = 4;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Setting s("tp=4 fill=normal dtype=" + std::string(name(dtype)), P());
+    Measured m;
+    for (int seed = 1; seed <= 200; ++seed) {
+      Terms t = normals(k * parts, dtype, uint64_t(seed) * 31);
+      t.gauge.terms = k;
+      double sum = 0;
+      for (size_t r = 0; r < parts; ++r) {
+        float part = 0;
+        for (size_t i = r * k; i < (r + 1) * k; ++i) part += t.a[i] * t.b[i];
+        sum += round_to(part, dtype);
+      }
+      const double error = std::abs(sum - t.value), scale = s.scale(t.value, t.gauge);
+      m.squares += error * error / (scale * scale);
+      m.alarms += !(error <= s.bound(t.value, t.gauge));
+      ++m.sums;
+    }
+    EXPECT_EQ(m.alarms, 0) << name(dtype);
+    EXPECT_LE(m.rms(), 1) << name(dtype);
+    EXPECT_GT(m.rms(), 0.1) << "a scale this wide sees nothing, " << name(dtype);
+  }
+}
+
 // D grows with K, A with its root: at K = 16,384 D allows more than 20 times what A does.
 TEST(TierA, IsFarBelowTheDeterministicBoundOfLongSums) {
   const Terms t = normals(16384, DType::f32, 5);
