@@ -902,6 +902,10 @@ class Gate {
     out.name = control.name;
     out.imitates = control.imitates;
     describe(out, d.line, c, d.lane);
+    if (!firing(healthy.result).empty()) {  // then the control says nothing, however long it takes
+      conclude(out, Judged{}, healthy, named(d));
+      return out;
+    }
     try {
       const Judged broken = runner_.run(d.line, shown(d, narrow), d.lane);
       out.seconds = broken.result.seconds;
