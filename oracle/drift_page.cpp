@@ -40,7 +40,8 @@ std::string sentence(const DriftReport& r) {
     return fmt::format("Interrupted after {} of {}; the rest was not judged.", r.steps,
                        telling::number_of(r.asked, "step"));
   if (r.seen.empty())
-    return fmt::format("{}; every gradient within its bound, every copy equal.", telling::number_of(r.steps, "step"));
+    return fmt::format("{}; every gradient within its bound, every copy equal.",
+                       telling::number_of(r.steps, "step"));
   return fmt::format("Step {}, {}: {} goes wrong first.", r.seen[0].step, r.seen[0].phase,
                      r.seen[0].finding.tensor);
 }

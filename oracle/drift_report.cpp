@@ -123,7 +123,8 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
     return fmt::format(
                "NO DRIFT   {}   {}, {}, worst ratio {:.2g}, loss {:.4g} -> {:.4g}   {:.1f} "
                "s\n",
-               r.line, telling::number_of(r.steps, "step"), compared(r), r.worst_ratio, r.first_loss, r.last_loss, r.seconds) +
+               r.line, telling::number_of(r.steps, "step"), compared(r), r.worst_ratio,
+               r.first_loss, r.last_loss, r.seconds) +
            note;
   if (r.seen.empty())
     return fmt::format("FAILED     {}    the run ended at step {}\n", r.line, r.ended_at) +
@@ -138,7 +139,8 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
   if (const std::string g = growth(r); !g.empty()) text += row("grows", g);
   if (!r.distance.empty()) text += row("loss", loss_text(r));
   if (r.interrupted)
-    text += row("ended", fmt::format("interrupted after {} of {}", r.steps, telling::number_of(r.asked, "step")));
+    text += row("ended", fmt::format("interrupted after {} of {}", r.steps,
+                                     telling::number_of(r.asked, "step")));
   if (!r.ended.empty()) text += row("ended", fmt::format("at step {}: {}", r.ended_at, r.ended));
   return text + row("replay", command_of(line, o, first.step + 1, program));
 }

@@ -330,9 +330,7 @@ Contract attention_block() {
   c.cases = cases;
   c.gemms = gemms;
   c.sequences = contexts::sequences_of;
-  c.stiff = [](const Case& line) {
-    return std::abs(reading::number(line, "scale")) >= 10;
-  };
+  c.stiff = [](const Case& line) { return std::abs(reading::number(line, "scale")) >= 10; };
   c.illegal =
       crossed({"attention_block"},
               {"tp=4 sp=on tokens=10", "cp=4 layout=zigzag tokens=12", "cp=2 tp=2 sp=on tokens=6",

@@ -30,8 +30,8 @@ inline double number(const Case& line, const char* key, double otherwise = 0) {
 
 inline double kept_share(const Case& line) { return 1 - number(line, "dropout"); }
 
-// Axes of more than one rank over which a layer sums a gradient: tp where `over_tp`, cp and dp unless
-// reduce=tp leaves these to the training step.
+// Axes of more than one rank over which a layer sums a gradient: tp where `over_tp`, cp and dp
+// unless reduce=tp leaves these to the training step.
 inline std::vector<Axis> summed_axes(const Case& line, bool over_tp) {
   const bool all = !line.has("reduce") || line.text("reduce") == "all";
   std::vector<Axis> axes;

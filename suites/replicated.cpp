@@ -9,9 +9,9 @@
 #include "primitives/replicated_layers.hpp"
 #include "reference/norm.hpp"
 #include "reference/replicated.hpp"
-#include "suites/replicated.hpp"
 #include "suites/ours.hpp"
 #include "suites/reading.hpp"
+#include "suites/replicated.hpp"
 
 namespace shardproof {
 namespace {
@@ -141,10 +141,11 @@ int64_t elements_of(const Case& c, int64_t gradients) {
 std::vector<Traffic> gradients_traffic(const Case& c, const std::string&, int) {
   std::vector<Traffic> due;
   if (ranks_over(c) == 1) return due;
-  for (const Traffic& t : coalesced(c, reading::axes_in(c, "over"), elements_of(c, c.at("summed")), false))
-    due.push_back(t);
   for (const Traffic& t :
-       coalesced(c, reading::axes_in(c, "over"), elements_of(c, c.at("averaged")), false, Reduce::avg))
+       coalesced(c, reading::axes_in(c, "over"), elements_of(c, c.at("summed")), false))
+    due.push_back(t);
+  for (const Traffic& t : coalesced(c, reading::axes_in(c, "over"),
+                                    elements_of(c, c.at("averaged")), false, Reduce::avg))
     due.push_back(t);
   return due;
 }
@@ -556,8 +557,7 @@ std::vector<Traffic> qkv_traffic(const Case& c, const std::string&, int) {
     due.push_back(call(Op::all_gather, false, l.tokens * h.rows / l.p, c.dtype()));
     due.push_back(call(Op::reduce_scatter, true, l.tokens * h.rows, wire_of(c)));
   } else if (reading::copies_of_keys(c) > 1) {
-    Traffic copies =
-        call(Op::all_reduce, true, 2 * h.key * h.dim * c.at("hidden"), wire_of(c));
+    Traffic copies = call(Op::all_reduce, true, 2 * h.key * h.dim * c.at("hidden"), wire_of(c));
     copies.label = name(Axis::rep);
     due.push_back(copies);
   }
@@ -615,8 +615,8 @@ Contract replicated_qkv() {
   c.gemms = [](const Case& line, int) {
     const Local l(line);
     const reading::OwnHeads p(line);
-    const int64_t T = l.tokens, h = line.at("hidden"), f = p.rows / l.p,
-                  q = p.query * p.dim, k = p.key * p.dim;
+    const int64_t T = l.tokens, h = line.at("hidden"), f = p.rows / l.p, q = p.query * p.dim,
+                  k = p.key * p.dim;
     if (gathers(line))
       return std::vector<Gemm>{{"[Q|K|V] = X W^T", false, T, f, h},
                                {"dW = dY^T X", true, f, h, T},
@@ -772,7 +772,8 @@ Contract replicated_step() {
   c.traffic = [](const Case& line, const std::string&, int) {
     std::vector<Traffic> due;
     if (ranks_over(line) > 1)
-      due = coalesced(line, reading::axes_in(line, "over"), line.at("rows") * line.at("hidden"), false);
+      due = coalesced(line, reading::axes_in(line, "over"), line.at("rows") * line.at("hidden"),
+                      false);
     return due;
   };
   // w' is a multiple of lr: in units of it w counts 1/lr times, g once for each rank.

@@ -1,5 +1,5 @@
-// XXH3 (128 bits) of a tensor as it lies in memory, for copies of one layout, at the speed of reading.
-// Two of one program compare; one that is kept or sent elsewhere should be a digest
+// XXH3 (128 bits) of a tensor as it lies in memory, for copies of one layout, at the speed of
+// reading. Two of one program compare; one that is kept or sent elsewhere should be a digest
 // (shardproof_digest.h).
 #pragma once
 #include <array>

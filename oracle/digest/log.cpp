@@ -336,9 +336,9 @@ void judge_own_numbers(const Entry& e, LogReport& r) {
   }
 }
 
-// Whether the shards of a tensor own the indices 0 .. n-1, each once. What they owe takes a step for
-// each index, as many as a record claims: it is computed once for a tensor and size, and a log is
-// given as many steps as its own length earns.
+// Whether the shards of a tensor own the indices 0 .. n-1, each once. What they owe takes a step
+// for each index, as many as a record claims: it is computed once for a tensor and size, and a log
+// is given as many steps as its own length earns.
 class Coverage {
  public:
   explicit Coverage(size_t records) : left_(free_steps + records * steps_of_a_record) {}
@@ -675,8 +675,12 @@ class Comparison {
     }
     const auto [x, y, rank] = first_apart(e, other, one_layout);
     if (one_layout ? alike(x, y) : same(x, y)) return;
-    if (e.step == end_of_a_ && x.elements < y.elements && may_have_ended_within(e, other, a_, of_a_)) return;
-    if (e.step == end_of_b_ && y.elements < x.elements && may_have_ended_within(other, e, b_, of_b_)) return;
+    if (e.step == end_of_a_ && x.elements < y.elements &&
+        may_have_ended_within(e, other, a_, of_a_))
+      return;
+    if (e.step == end_of_b_ && y.elements < x.elements &&
+        may_have_ended_within(other, e, b_, of_b_))
+      return;
     if (!exact_ && x.elements == y.elements && !one_layout && may_round(e)) {
       refuse(fmt::format(
           "--logs: expected runs of one layout, or values that owe equal bits in any (phase init "
@@ -686,7 +690,9 @@ class Comparison {
           e.step, e.phase, e.tensor, of_layout, a_.path, of_other, b_.path));
       return;
     }
-    const auto told = [&, &x = x, &y = y](const Digest& d) { return same(x, y) ? counts_text(d) : text(d); };
+    const auto told = [&, &x = x, &y = y](const Digest& d) {
+      return same(x, y) ? counts_text(d) : text(d);
+    };
     r_.findings.push_back(
         finding(e, fmt::format("{} {}, {} {}", a_.path, told(x), b_.path, told(y)),
                 x.elements != y.elements
@@ -701,19 +707,22 @@ class Comparison {
                 rank));
   }
 
-  // A log whose last step holds a tensor on fewer ranks than the other, and what it holds is what these
-  // hold there, may end within it.
+  // A log whose last step holds a tensor on fewer ranks than the other, and what it holds is what
+  // these hold there, may end within it.
   bool may_have_ended_within(const Entry& e, const Entry& whole, const Log& log,
                              const std::vector<Entry>& of_log) {
     std::map<Place, const LogLine*> there;
     for (const LogLine* l : whole.lines) there[l->place] = l;
     for (const LogLine* l : e.lines)
-      if (const auto at = there.find(l->place); at == there.end() || !alike(l->digest, at->second->digest)) return false;
+      if (const auto at = there.find(l->place);
+          at == there.end() || !alike(l->digest, at->second->digest))
+        return false;
     r_.cut = true;
     r_.proven = std::min(r_.proven, step_before(of_log, e.step));
-    r_.notes.push_back(fmt::format(
-        "{}: step {}, its last, holds {} of {} records of {} in phase {}: the log may end within it",
-        log.path, e.step, e.lines.size(), whole.lines.size(), e.tensor, e.phase));
+    r_.notes.push_back(
+        fmt::format("{}: step {}, its last, holds {} of {} records of {} in phase {}: the log may "
+                    "end within it",
+                    log.path, e.step, e.lines.size(), whole.lines.size(), e.tensor, e.phase));
     return true;
   }
 
@@ -773,8 +782,8 @@ std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
       f       ? "true"
       : r.cut ? "null"
               : "false",
-      known(std::to_string(g.step)), known(json_text(g.phase)),
-      known(json_text(g.tensor)), g.rank.empty() ? "null" : json_text(g.rank), known(json_text(g.what)),
+      known(std::to_string(g.step)), known(json_text(g.phase)), known(json_text(g.tensor)),
+      g.rank.empty() ? "null" : json_text(g.rank), known(json_text(g.what)),
       known(json_text(g.means)), r.findings.size(), r.steps, joined(notes, ", "));
 }
 

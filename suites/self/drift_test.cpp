@@ -305,8 +305,9 @@ TEST(Drift, EveryControlIsCaughtByItsCheckInTheStepInWhichItStarts) {
   std::set<std::string> shown, at_two, at_four;
   for (const Control& c : registry().controls()) {
     const Contract& contract = registry().contract(c.contract);
-    if (!c.make || on_device(c, registry()) || (contract.family != "norm" && contract.family != "replicated" &&
-                    contract.family != "block"))
+    if (!c.make || on_device(c, registry()) ||
+        (contract.family != "norm" && contract.family != "replicated" &&
+         contract.family != "block"))
       continue;
     for (int ranks : {2, 4}) {
       const std::string line = at_ranks(c.witness, ranks), name = c.contract + " " + c.name;
@@ -417,7 +418,8 @@ TEST(Drift, FollowsARunOnAndSaysWhatTheLossShows) {
 TEST(Drift, OfTheLastStepTheLossSaysWhatItCan) {
   const auto told = [](const std::string& words, int64_t steps) {
     const DriftReport r = drift(words, steps);
-    const std::string text = drift_text(r, parse_drift(words_of(words), registry()), {}, "shardproof");
+    const std::string text =
+        drift_text(r, parse_drift(words_of(words), registry()), {}, "shardproof");
     const size_t at = text.find("loss  ");
     return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
   };
@@ -768,11 +770,13 @@ TEST(DriftLog, OfTwoRunsARecordThatOneLacksIsNamed) {
     EXPECT_NE(r.refused.find("step 1, phase backward: w of A is not in X"), std::string::npos)
         << r.refused;
   });
-  // One that ends with the first ranks of its first tensor judges nothing; other numbers there are a drift.
+  // One that ends with the first ranks of its first tensor judges nothing; other numbers there are
+  // a drift.
   const auto one_step = digest::parse_log(step_of(0), "A");
   for (const float first : {1.f, 2.f}) {
     const auto begun = digest::parse_log(record(0, "w", 0, 0, first), "X");
-    for (const auto& r : {digest::compare_logs(one_step, begun), digest::compare_logs(begun, one_step)}) {
+    for (const auto& r :
+         {digest::compare_logs(one_step, begun), digest::compare_logs(begun, one_step)}) {
       EXPECT_EQ(r.findings.empty(), first == 1.f);
       EXPECT_EQ(r.cut, first == 1.f);
       EXPECT_TRUE(!r.cut || r.proven == -1) << r.proven;

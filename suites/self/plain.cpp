@@ -42,9 +42,7 @@ struct Arguments : Saved {
 
 }  // namespace
 
-Communicator& group(Rank& rank) {
-  return rank.along(axis_from(rank.line().text("axis")).value());
-}
+Communicator& group(Rank& rank) { return rank.along(axis_from(rank.line().text("axis")).value()); }
 
 void identity(Rank&, const View& in, const View& out) { copy(in, out); }
 

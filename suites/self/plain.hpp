@@ -1,6 +1,6 @@
-// The healthy subjects of the judge's own tests, as plain as they can be written. Nothing here, and no
-// planted fault, uses a kernel of primitives/: a line that is wrong there is a subject's failure and
-// never one of the judge.
+// The healthy subjects of the judge's own tests, as plain as they can be written. Nothing here, and
+// no planted fault, uses a kernel of primitives/: a line that is wrong there is a subject's failure
+// and never one of the judge.
 #pragma once
 #include <functional>
 #include <memory>

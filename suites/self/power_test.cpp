@@ -175,8 +175,7 @@ void slightly_off(Rank& rank, const View& in, const View& out) {
 Report gate_with_bounds_times(double factor, const std::string& tier = "ci",
                               const std::string& named = "forward",
                               mapping::Map subject = mapping::all_reduce,
-                              mapping::Map sibling = nullptr,
-                              mapping::Map broken = slightly_off) {
+                              mapping::Map sibling = nullptr, mapping::Map broken = slightly_off) {
   Registry registry;
   family_mapping(registry);
   Contract c = registry.contract("mapping_reduce");
@@ -200,7 +199,8 @@ Report gate_with_bounds_times(double factor, const std::string& tier = "ci",
   own.add(c);
   Declared declared;
   declared.backward = false;
-  own.add(Subject{"", "power", [=] { return mapping::pair(subject, mapping::identity); }, declared});
+  own.add(
+      Subject{"", "power", [=] { return mapping::pair(subject, mapping::identity); }, declared});
   Control control;
   control.contract = "power";
   control.name = "slightly_off";
@@ -211,9 +211,12 @@ Report gate_with_bounds_times(double factor, const std::string& tier = "ci",
   own.add(control);
   if (sibling) {
     c.name = "sibling";
-    c.cases = [](const std::string&) { return std::vector<std::string>{"sibling tp=2 tokens=16 hidden=24"}; };
+    c.cases = [](const std::string&) {
+      return std::vector<std::string>{"sibling tp=2 tokens=16 hidden=24"};
+    };
     own.add(c);
-    own.add(Subject{"", "sibling", [=] { return mapping::pair(sibling, mapping::identity); }, declared});
+    own.add(Subject{"", "sibling", [=] { return mapping::pair(sibling, mapping::identity); },
+                    declared});
   }
   Progress silent;
   Options options;
@@ -272,8 +275,8 @@ void doubled(Rank& rank, const View& in, const View& out) {
   fill_from(out, y);
 }
 
-// Where code of the family is wrong a control may be caught by another check, or do nothing. One that does
-// something and is not seen has escaped, and so has any where all that is healthy passes.
+// Where code of the family is wrong a control may be caught by another check, or do nothing. One
+// that does something and is not seen has escaped, and so has any where all that is healthy passes.
 TEST(Power, WrongCodeOfTheFamilyLeavesOpenWhatItsControlsDoNotShow) {
   const auto told = [](double factor, const std::string& named, mapping::Map sibling,
                        mapping::Map broken = slightly_off) {

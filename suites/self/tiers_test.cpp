@@ -135,8 +135,8 @@ TEST(TierA, DotProductsOfEveryOrderStayInside) {
   }
 }
 
-// Results that are partial sums: each of the ranks' parts is rounded as it is stored, the judge adds them
-// in double. In bf16 the rounding of the parts is nearly all of the error.
+// Results that are partial sums: each of the ranks' parts is rounded as it is stored, the judge
+// adds them in double. In bf16 the rounding of the parts is nearly all of the error.
 TEST(TierA, PartsOfASumAreRoundedEach) {
   constexpr int64_t k = 256, parts = 4;
   for (const DType dtype : {DType::f32, DType::bf16}) {
