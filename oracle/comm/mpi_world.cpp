@@ -31,6 +31,7 @@
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
 
 namespace shardproof {
@@ -101,6 +102,7 @@ class MpiWorld final : public World {
     }
     while (!all_reported()) {
       receive(0.005);
+      if (interrupted()) break;
       if (lost_at_ && seconds_since(*lost_at_) > grace_seconds) break;
       if (local_ && !released_) watch_for_deadlock();
       const double limit = deadline * spec_.deadline_scale;
@@ -431,7 +433,8 @@ class MpiWorld final : public World {
       if (l.fd >= 0) send_frame(l.fd, {Frame::stop, 0, 0}, {});
     }
     if (healthy && all_connected && leaks_are_looked_for()) hear_of_leaks();
-    const double patience = all_connected ? 3 : 0;
+    // Ranks that did not report by their deadline do not leave by themselves either.
+    const double patience = !all_connected ? 0 : healthy ? 3 : 0.5;
     for (const auto begin = Clock::now(); launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;) ::usleep(500);
     if (launcher_pid_ > 0) {
       ::kill(launcher_pid_, SIGTERM);
