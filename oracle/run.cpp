@@ -113,9 +113,13 @@ void count_traffic(CaseResult& result, const Evidence& e) {
     }
 }
 
+bool any_hung(const std::vector<RankOutcome>& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
+}
+
 // Every check of a case whose world did not survive it gets the same verdict and one line a rank.
 void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const std::vector<RankOutcome>& ranks) {
-  const bool hung = std::any_of(ranks.begin(), ranks.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
+  const bool hung = any_hung(ranks);
   for (size_t r = 0; r < ranks.size(); ++r)
     result.state.push_back(fmt::format("rank {:<5} {}{}", r,
                                        died(ranks[r]) || ranks[r].end == RankOutcome::threw ? outcome_text(ranks[r]) + "; " : "",
@@ -345,7 +349,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));
   } else {
     mark_lost(j.result, checks, outcomes);
-    const bool hangs = std::any_of(outcomes.begin(), outcomes.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
+    const bool hangs = any_hung(outcomes);
     hung += hangs;
     if (hangs && hasty)
       j.result.state.push_back(fmt::format("note       {} cases of it hung before: this one was given a tenth of the deadline; its replay line gives it all",

@@ -292,11 +292,11 @@ reference::AttentionRounding attention_rounding(const Case& c) {
 struct Local {
   int64_t p, q, k, v, o;
   explicit Local(const Case& c) : p(ranks(c)) {
-    const int64_t tp = c.ranks(Axis::tp), batch = batch_of(c) / c.ranks(Axis::dp);
+    const int64_t batch = batch_of(c) / c.ranks(Axis::dp);
     const int64_t queries = rows_of(c, false) / p * batch, keys = rows_of(c, true) / p * batch;
-    const int64_t n = c.at("heads") / tp, g = c.at("kv_heads") * reading::copies_of_keys(c) / tp;
-    q = queries * n * c.at("head_dim"), o = queries * n * value_dim_of(c);
-    k = keys * g * c.at("head_dim"), v = keys * g * value_dim_of(c);
+    const reading::OwnHeads own(c);
+    q = queries * own.query * own.dim, o = queries * own.query * value_dim_of(c);
+    k = keys * own.key * own.dim, v = keys * own.key * value_dim_of(c);
   }
 };
 

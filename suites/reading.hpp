@@ -19,9 +19,8 @@ inline double decimal(std::string_view text) {
   return value;
 }
 
-// "0.1", "1/8"; `otherwise` where the line leaves it empty or the contract has no such key.
-inline double number(const Case& line, const char* key, double otherwise = 0) {
-  if (!line.has(key) || line.text(key).empty()) return otherwise;
+// "0.1", "1/8"; 0 where the line leaves it empty.
+inline double number(const Case& line, const char* key) {
   const std::string_view text = line.text(key);
   const size_t bar = text.find('/');
   if (bar == std::string_view::npos) return decimal(text);

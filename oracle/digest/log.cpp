@@ -711,12 +711,8 @@ class Comparison {
   // these hold there, may end within it.
   bool may_have_ended_within(const Entry& e, const Entry& whole, const Log& log,
                              const std::vector<Entry>& of_log) {
-    std::map<Place, const LogLine*> there;
-    for (const LogLine* l : whole.lines) there[l->place] = l;
-    for (const LogLine* l : e.lines)
-      if (const auto at = there.find(l->place);
-          at == there.end() || !alike(l->digest, at->second->digest))
-        return false;
+    const auto [x, y, rank] = first_apart(e, whole, /*one_layout=*/true);
+    if (first_lacking(e, whole) || !alike(x, y)) return false;
     r_.cut = true;
     r_.proven = std::min(r_.proven, step_before(of_log, e.step));
     r_.notes.push_back(
