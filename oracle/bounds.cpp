@@ -21,6 +21,8 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double u_reference = 0x1p-53;  // the reference computes in double
+// From here on a family's bound only says that it knows nothing.
+constexpr double beyond_any_value = 1e60;
 
 // gamma_n(u) = n u / (1 - n u) bounds |prod_{i<=n} (1 + d_i) - 1|; no statement from n u = 1 on.
 double gamma(double n, double u) { return n * u < 1 ? n * u / (1 - n * u) : infinity; }
@@ -52,13 +54,6 @@ Precision precision_in(const Case& line, const Declared& declared, DType storage
   return {unit_roundoff(acc), unit_roundoff(wire), unit_roundoff(storage), declared.truncates, factor};
 }
 
-Precision precision_of_result(const Evidence& e, const Operand& o, bool gradient) {
-  Precision p = precision_in(*e.line, e.declared, e.dtype_of(o));
-  if (gradient && o.role == Operand::parameter)
-    if (const auto grad = keyed_dtype(*e.line, "grad")) p.u_out = unit_roundoff(*grad);
-  return p;
-}
-
 // What an element of tier D needs, with everything that does not depend on the element worked out.
 struct Deterministic {
   double growth = 0;  // of sum |terms|: accumulation, then the reduction on the wire
@@ -75,7 +70,7 @@ Deterministic deterministic(const Precision& p, const Gauge& g, bool partial) {
   const double factors = gamma(2, p.u_factor);
   Deterministic d;
   d.growth = after(factors, g.bound.empty() ? after(gamma(terms, u_acc), on_wire) : on_wire);
-  d.family = u_acc + u_reference;
+  d.family = after(u_acc, factors);
   d.reference = g.bound.empty() ? gamma(terms * ranks, u_reference) : 0;
   d.u_out = p.u_out;
   d.tiny = terms * ranks * underflow_of(p.u_acc) + underflow_of(p.u_out) +
@@ -87,7 +82,7 @@ Deterministic deterministic(const Precision& p, const Gauge& g, bool partial) {
 double element(const Deterministic& d, double want, double magnitude, double family_bound) {
   if (!std::isfinite(want)) return 0;  // an infinity is due as it is
   const double computed = d.growth * magnitude + d.family * family_bound;
-  if (!std::isfinite(computed)) return infinity;
+  if (!(computed < beyond_any_value)) return infinity;
   const double stored = d.partial ? std::max(magnitude, std::abs(want)) : std::abs(want);
   return computed + d.u_out * (stored + computed) + d.reference * magnitude + d.tiny;
 }
@@ -209,6 +204,13 @@ std::optional<int64_t> exact_range(const Contract& contract, const Case& line, c
 
 Precision precision_of(const Case& line, const Declared& declared) {
   return precision_in(line, declared, line.dtype());
+}
+
+Precision precision_of_result(const Evidence& e, const Operand& o, bool gradient) {
+  Precision p = precision_in(*e.line, e.declared, e.dtype_of(o));
+  if (gradient && o.role == Operand::parameter)
+    if (const auto grad = keyed_dtype(*e.line, "grad")) p.u_out = unit_roundoff(*grad);
+  return p;
 }
 
 std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, const Operand& o,

@@ -91,8 +91,7 @@ std::string crossing_text(const std::vector<std::vector<int>>& groups, int ranks
 }
 
 std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
-  std::string text = row("world", fmt::format("{} rank{}, order {}", mesh.world(),
-                                              mesh.world() == 1 ? "" : "s", line.text("order")));
+  std::string text = row("world", number_of(mesh.world(), "rank") + ", order " + line.text("order"));
   if (nodes > 0) {
     text.pop_back();
     text += fmt::format(", {} nodes of {}\n", nodes, mesh.world() / nodes);
@@ -319,7 +318,7 @@ std::vector<GroupTraffic> group_traffic(const Contract& contract, const Case& li
 }
 
 std::string moved_text(const Moved& m) {
-  return fmt::format("{} call{} {}", m.calls, m.calls == 1 ? "" : "s", bytes_text(double(m.bytes)));
+  return number_of(m.calls, "call") + " " + bytes_text(double(m.bytes));
 }
 
 // Groups that cross nodes, and groups that do not, with the bytes that each of them moves.
@@ -435,8 +434,8 @@ std::string draws_text(const Contract& contract, const Case& line) {
     for (Axis a : look.shards) parts.push_back(fmt::format("shards on {} differ", name(a)));
     std::string judged = look.not_judged;
     if (look.judges_shards())
-      judged = fmt::format("{} draw{}, equal by chance with 2^-{:.0f}", look.times,
-                           look.times == 1 ? "" : "s", look.bits);
+      judged = fmt::format("{}, equal by chance with 2^-{:.0f}", number_of(look.times, "draw"),
+                           look.bits);
     text += row(text.empty() ? "draws" : "",
                 fmt::format("{}: {}{}", look.drawn.name, joined(parts, ", "),
                             judged.empty() ? "" : " (" + judged + ")"));

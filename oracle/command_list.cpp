@@ -97,7 +97,7 @@ std::string families(const Registry& registry, const std::string& pattern) {
     const auto& all = registry.contracts();
     auto count =
         std::count_if(all.begin(), all.end(), [&](const auto& c) { return c.family == family; });
-    text += fmt::format("  {:<18} {} contract{}\n", family, count, count == 1 ? "" : "s");
+    text += fmt::format("  {:<18} {}\n", family, number_of(count, "contract"));
   }
   return text;
 }

@@ -40,7 +40,9 @@ struct Gauge {
   int64_t terms = 1;   // local accumulation length (K/p)
   int64_t reduced = 1; // ranks that a collective sums over
   bool independent = true;  // roundings; false: one rounded coefficient enters all elements
-  std::vector<double> bound;  // where a family computes its own componentwise bound (per unit roundoffs given below)
+  // Where a family computes its own componentwise bound: in unit roundoffs of the accumulation
+  // (Precision::u_acc), with the reference's own rounding in it.
+  std::vector<double> bound;
 };
 // What bounds are computed from, by the family's own formula where it has one.
 struct Precision {

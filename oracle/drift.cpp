@@ -282,6 +282,8 @@ class Watch {
     Compared c = compare(e_, 0, tag, operand, gradient, want, bound);
     report_.gradients += gradient;
     if (!c.finding) report_.worst_ratio = std::max(report_.worst_ratio, c.worst_ratio);
+    if (!c.finding && c.unbounded > 0 && report_.without_bound.empty())
+      report_.without_bound = judging::without_bound(judging::tensor_name(o, gradient));
     if (c.finding)
       add(check, step, phase, std::move(*c.finding), o, gradient ? "gradient of " : "");
   }
@@ -575,8 +577,8 @@ class Watch {
         for (const auto& [axis, placement] : layout_at(o, tag)) {
           if (e_.mesh.size(axis) == 1) continue;
           partial = partial || placement.kind == Placement::partial;
-          axes += fmt::format("{}{}:{}", axes.empty() ? "" : ",", name(axis),
-                              placement.kind == Placement::shard ? 'S' : 'I');
+          axes += fmt::format("{}{}:{}{}", axes.empty() ? "" : ",", name(axis),
+                              placement.kind == Placement::shard ? 'S' : 'I', e_.mesh.size(axis));
         }
         if (partial) continue;  // has no digest before it is reduced
         for (int r = 0; r < e_.mesh.world(); ++r) {
@@ -589,7 +591,7 @@ class Watch {
           const auto hash = digest::hash_of(o.name, t->dtype);
           const Digest d = words<Digest>(r, digest_of + tag, k, is_gradient(tag));
           if (shardproof_digest_write(log_, step, phases[tag], o.name.c_str(),
-                                      axes.empty() ? "none:I" : axes.c_str(),
+                                      axes.empty() ? "none:I1" : axes.c_str(),
                                       place.empty() ? "0" : place.c_str(), &hash, &d) != 0)
             note_log_fault();
         }

@@ -69,6 +69,7 @@ struct DriftReport {
   int64_t gradients = 0, hashes = 0;  // compared
   int64_t draws = 0;                  // elements that were drawn, compared
   std::string not_judged;             // what of the draws cannot be, and why
+  std::string without_bound;          // a tensor of which any value would do, and why; "" none
   double worst_ratio = 0;
   // From the first wrong step on, against a run without the fault that starts there.
   std::vector<std::pair<int64_t, double>> distance;  // rms of parameters, relative

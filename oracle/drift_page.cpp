@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "oracle/drift.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/json_write.hpp"
 #include "oracle/report_page.hpp"
@@ -38,10 +39,10 @@ std::string sentence(const DriftReport& r) {
     return fmt::format("The run ended at step {}.", r.ended_at);
   if (r.seen.empty() && r.interrupted)
     return fmt::format("Interrupted after {} of {}; the rest was not judged.", r.steps,
-                       telling::number_of(r.asked, "step"));
+                       number_of(r.asked, "step"));
   if (r.seen.empty())
     return fmt::format("{}; every gradient within its bound, every copy equal.",
-                       telling::number_of(r.steps, "step"));
+                       number_of(r.steps, "step"));
   return fmt::format("Step {}, {}: {} goes wrong first.", r.seen[0].step, r.seen[0].phase,
                      r.seen[0].finding.tensor);
 }
@@ -76,10 +77,11 @@ std::string drift_html(const DriftReport& r, const DriftLine& line, const DriftO
   std::vector<std::string> points;
   for (const auto& [step, distance] : thinned(r.distance))
     points.push_back(json_write::list({std::to_string(step), json_write::number(distance)}));
-  const std::string word = !r.seen.empty() ? "DRIFT"
-                           : r.drifted()   ? "FAILED"
-                           : r.interrupted ? "INTERRUPTED"
-                                           : "NO DRIFT";
+  const std::string word = !r.seen.empty()            ? "DRIFT"
+                           : r.drifted()              ? "FAILED"
+                           : r.interrupted            ? "INTERRUPTED"
+                           : !r.without_bound.empty() ? "NO JUDGEMENT"
+                                                      : "NO DRIFT";
   return page_around(json_write::object({{"kind", json_text("drift")},
                                          {"word", json_text(word)},
                                          {"complete", r.interrupted ? "false" : "true"},

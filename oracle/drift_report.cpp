@@ -75,7 +75,7 @@ std::string growth(const DriftReport& r) {
 std::string loss_text(const DriftReport& r) {
   if (r.loss_told)
     return fmt::format("would have told at step {}, {} late", *r.loss_told,
-                       telling::number_of(*r.loss_told - r.seen[0].step, "step"));
+                       number_of(*r.loss_told - r.seen[0].step, "step"));
   // One step says nothing of how far losses lie apart in a right run.
   const std::string& phase = r.seen[0].phase;
   if (r.distance.size() == 1 && phase != "forward" && phase != "at initialisation")
@@ -117,14 +117,18 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
     return fmt::format(
                "INTERRUPTED   {}   after {} of {}, {}: none of these drifts, the rest was "
                "not judged   {:.1f} s\n",
-               r.line, r.steps, telling::number_of(r.asked, "step"), compared(r), r.seconds) +
+               r.line, r.steps, number_of(r.asked, "step"), compared(r), r.seconds) +
            note;
+  if (!r.drifted() && !r.without_bound.empty())
+    return fmt::format("NO JUDGEMENT {}   {}, {}   {:.1f} s\n", r.line, number_of(r.steps, "step"),
+                       compared(r), r.seconds) +
+           row("at", r.without_bound) + note;
   if (!r.drifted())
     return fmt::format(
                "NO DRIFT   {}   {}, {}, worst ratio {:.2g}, loss {:.4g} -> {:.4g}   {:.1f} "
                "s\n",
-               r.line, telling::number_of(r.steps, "step"), compared(r), r.worst_ratio,
-               r.first_loss, r.last_loss, r.seconds) +
+               r.line, number_of(r.steps, "step"), compared(r), r.worst_ratio, r.first_loss,
+               r.last_loss, r.seconds) +
            note;
   if (r.seen.empty())
     return fmt::format("FAILED     {}    the run ended at step {}\n", r.line, r.ended_at) +
@@ -139,8 +143,8 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
   if (const std::string g = growth(r); !g.empty()) text += row("grows", g);
   if (!r.distance.empty()) text += row("loss", loss_text(r));
   if (r.interrupted)
-    text += row("ended", fmt::format("interrupted after {} of {}", r.steps,
-                                     telling::number_of(r.asked, "step")));
+    text += row("ended",
+                fmt::format("interrupted after {} of {}", r.steps, number_of(r.asked, "step")));
   if (!r.ended.empty()) text += row("ended", fmt::format("at step {}: {}", r.ended_at, r.ended));
   return text + row("replay", command_of(line, o, first.step + 1, program));
 }
@@ -169,7 +173,8 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"line\": " + json_text(r.line),
       fmt::format("\"steps\": {}", r.steps),
       fmt::format("\"complete\": {}", !r.interrupted),
-      "\"drift\": " + known(r.drifted() || !r.interrupted, r.drifted() ? "true" : "false"),
+      "\"drift\": " + known(r.drifted() || (!r.interrupted && r.without_bound.empty()),
+                            r.drifted() ? "true" : "false"),
       "\"first_step\": " + known(s || r.ended_at >= 0, std::to_string(s ? s->step : r.ended_at)),
       "\"phase\": " + known(s, s ? json_text(s->phase) : ""),
       "\"parameter\": " + known(s, json_text(f.tensor)),

@@ -13,6 +13,7 @@
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/comm/door.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/tensors/safetensors.hpp"
@@ -223,8 +224,8 @@ void Dumps::add(const Judged& j, const Truth& truth, const std::string& program)
 std::string Dumps::told() const {
   const int failed = shared_->failed, written = shared_->written, large = shared_->large;
   if (failed == 0) return "";
-  std::string text = fmt::format("{} of {} that did not pass, in {}", written,
-                                 telling::number_of(failed, "case"), folder_);
+  std::string text =
+      fmt::format("{} of {} that did not pass, in {}", written, number_of(failed, "case"), folder_);
   if (failed - large > most_cases) text += fmt::format("; at most {} are written", most_cases);
   if (large > 0) text += fmt::format("; {} left out, larger than {} MiB", large, most_bytes >> 20);
   return text;

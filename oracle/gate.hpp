@@ -23,6 +23,7 @@ struct Options {
        self = true;                    // the self suite runs beside the cases; a single `run` does without
   std::optional<uint64_t> seed;
   int seeds = 1;
+  std::vector<std::pair<std::string, std::string>> with;  // keys of what a foreign program computes in
   bool isolated = true;                // false: an outside launcher made the one world there is
   int jobs = 1;
   double deadline_scale = 1;

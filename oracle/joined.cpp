@@ -29,4 +29,8 @@ std::string joined(const std::set<int>& list, std::string_view separator) {
   return text(list, separator);
 }
 
+std::string number_of(int64_t n, const std::string& what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
 }  // namespace shardproof

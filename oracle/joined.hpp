@@ -17,4 +17,6 @@ std::string joined(std::span<const int64_t>, std::string_view separator = ", ");
 std::string joined(const std::set<std::string>&, std::string_view separator = ", ");
 std::string joined(const std::set<int>&, std::string_view separator = ", ");
 
+std::string number_of(int64_t n, const std::string& what);  // "1 check", "2 checks"
+
 }  // namespace shardproof

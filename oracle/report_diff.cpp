@@ -109,8 +109,8 @@ class Comparison {
                             before_.complete ? "ran to its end" : "did not run to its end",
                             "did not run to its end", "", 0});
     if (diff_.checks == 0 && !before_.checks.empty())
-      diff_.lost.push_back({"run", "as a whole", telling::number_of(diff_.only_old.checks, "check"),
-                            "none of these", "", 0});
+      diff_.lost.push_back(
+          {"run", "as a whole", number_of(diff_.only_old.checks, "check"), "none of these", "", 0});
   }
 
   void checks() {

@@ -56,16 +56,16 @@ std::string told(const Section& g) {
 std::string alone_text(const Alone& a) {
   std::vector<std::string> parts;
   if (a.checks > 0)
-    parts.push_back(fmt::format("{} on {} (the first: {})", telling::number_of(a.checks, "check"),
-                                telling::number_of(a.lines, "line"), a.first_line));
-  if (a.controls > 0) parts.push_back(telling::number_of(a.controls, "control"));
+    parts.push_back(fmt::format("{} on {} (the first: {})", number_of(a.checks, "check"),
+                                number_of(a.lines, "line"), a.first_line));
+  if (a.controls > 0) parts.push_back(number_of(a.controls, "control"));
   if (!a.lanes.empty()) parts.push_back("lanes " + joined(a.lanes));
   return joined(parts);
 }
 
 std::string sentence(const ReportDiff& d) {
-  std::string text = fmt::format("{} and {} in both", telling::number_of(d.checks, "check"),
-                                 telling::number_of(d.controls, "control"));
+  std::string text = fmt::format("{} and {} in both", number_of(d.checks, "check"),
+                                 number_of(d.controls, "control"));
   if (d.checks + d.controls == 0) text += ": the two have nothing in common";
   for (const Section& g : groups(d))
     if (!g.changes.empty()) text += fmt::format(", {} {}", g.changes.size(), g.label);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 

@@ -33,7 +33,6 @@ using telling::Ending;
 using telling::Family;
 using telling::is_numeric;
 using telling::lets_pass;
-using telling::number_of;
 using telling::printable;
 
 constexpr size_t most_findings = 500;

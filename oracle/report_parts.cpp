@@ -30,10 +30,6 @@ std::string row(const std::string& label, const std::string& text, int width) {
   return lines + '\n';
 }
 
-std::string number_of(int64_t n, const std::string& what) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-}
-
 std::string number(double x) { return fmt::format("{:.6g}", x); }
 
 std::string ratio(double x) {

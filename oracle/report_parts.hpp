@@ -15,10 +15,9 @@ inline constexpr int label_width = 11;  // "FAILED     ", "at         ", "replay
 
 // A labelled printable line. Text of several lines is indented below the first.
 std::string row(const std::string& label, const std::string& text, int width = label_width);
-std::string number_of(int64_t n, const std::string& what);  // "1 check", "2 checks"
-std::string number(double);                                 // 12, 0.0312, 1.5e-08, inf, nan
-std::string ratio(double);                                  // 0.31, 4.2, 41, 3.1e+05, inf
-std::string seconds(double);                                // "12 ms", "9.8 s", "34 s"
+std::string number(double);   // 12, 0.0312, 1.5e-08, inf, nan
+std::string ratio(double);    // 0.31, 4.2, 41, 3.1e+05, inf
+std::string seconds(double);  // "12 ms", "9.8 s", "34 s"
 // Two numbers with as many digits as it takes to tell them apart.
 std::pair<std::string, std::string> distinguished(double got, double want);
 std::string ranks(const std::vector<int>&);  // "rank 2", "ranks 0, 1", "ranks 0-3, 6"

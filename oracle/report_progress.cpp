@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "oracle/clock.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 

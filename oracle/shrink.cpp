@@ -372,8 +372,7 @@ std::string told(const Shrunk& s, const Case& from, const Symptom& symptom, doub
   std::string text = telling::row("from", show(from));
   text += telling::row("minimal", show(s.line));
   text += telling::row(
-      "judged", fmt::format("{} simpler line{}, {} kept   {}", s.judged, s.judged == 1 ? "" : "s",
-                            s.kept, telling::seconds(seconds)));
+      "judged", fmt::format("{}, {} kept   {}", number_of(s.judged, "simpler line"), s.kept, telling::seconds(seconds)));
   if (!steady)
     text += telling::row("note",
                          "the minimal line failed once and not when it was judged again: "

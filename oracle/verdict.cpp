@@ -136,25 +136,22 @@ void judge_the_judge(const Report& report, const Counts& n, std::vector<std::str
     why.push_back(fmt::format("the judge missed {} of the {} faults planted in it",
                               self.planted - self.named, self.planted));
   else if (!self.failures.empty())
-    why.push_back(telling::number_of(int64_t(self.failures.size()), "test") +
-                  " of the judge itself failed");
+    why.push_back(number_of(int64_t(self.failures.size()), "test") + " of the judge itself failed");
   if (n.escaped > 0)
     why.push_back(
-        fmt::format("{} escaped ({})", telling::number_of(n.escaped, "control"),
+        fmt::format("{} escaped ({})", number_of(n.escaped, "control"),
                     names_of(report, [](auto& c) { return c.outcome == ControlResult::escaped; })));
   if (n.wrong_check > 0)
     why.push_back(fmt::format(
-        "{} caught by another check than the one due ({})",
-        telling::number_of(n.wrong_check, "control"),
+        "{} caught by another check than the one due ({})", number_of(n.wrong_check, "control"),
         names_of(report, [](auto& c) { return c.outcome == ControlResult::wrong_check; })));
   if (n.weak > 0)
-    why.push_back(fmt::format("{} caught with a margin under {} ({})",
-                              telling::number_of(n.weak, "control"), least_margin,
-                              names_of(report, weak)));
+    why.push_back(fmt::format("{} caught with a margin under {} ({})", number_of(n.weak, "control"),
+                              least_margin, names_of(report, weak)));
   // The failure of the twin is what is due then; without one nothing explains the silence.
   if (n.unjudged > 0 && n.blamed() == 0)
     why.push_back(fmt::format(
-        "{} unjudged ({})", telling::number_of(n.unjudged, "control"),
+        "{} unjudged ({})", number_of(n.unjudged, "control"),
         names_of(report, [](auto& c) { return c.outcome == ControlResult::unjudged; })));
 }
 
@@ -195,14 +192,12 @@ void judge_what_ran(const Report& report, const Counts& n, std::vector<std::stri
   if (n.checks == 0 && n.controls == 0) {
     why.push_back("nothing that was due ran");
   } else if (n.checks > 0 && n.skipped == n.checks) {
-    why.push_back(
-        fmt::format("nothing ran but skips ({})", telling::number_of(n.skipped, "check")));
+    why.push_back(fmt::format("nothing ran but skips ({})", number_of(n.skipped, "check")));
   }
   if (silent.untested > 0)
-    why.push_back(telling::number_of(silent.untested, "check") + " due and never judged");
+    why.push_back(number_of(silent.untested, "check") + " due and never judged");
   if (silent.vacuous > 0)
-    why.push_back(telling::number_of(silent.vacuous, "check") +
-                  " vacuous: compared nothing that counts");
+    why.push_back(number_of(silent.vacuous, "check") + " vacuous: compared nothing that counts");
   if (!report.complete && n.blamed() == 0) why.push_back("the run did not reach its end");
 }
 

@@ -217,8 +217,12 @@ Values score_errors(const Attention& a, const Row& r, const Vector& qi, const Gi
 }
 
 // exp(e) - 1 of an error e of an exponent: what it makes of the exponential, relatively. At most
-// e + e^2 for e < 1.
-double growth_of(double e) { return e < 1e-6 ? e + e * e : std::expm1(std::min(e, 700.0)); }
+// e + e^2 for e < 1. From e = 4 on a probability may be anything: so much that no value reaches it,
+// and still a number, as a probability of zero has no error.
+double growth_of(double e) {
+  if (!(e < 4)) return 1e100;
+  return e < 1e-6 ? e + e * e : std::expm1(e);
+}
 
 // A score that is off by at most e_ij moves P_ij by a factor of at most exp(e_ij + log sum_k P_ik
 // exp(e_ik)), either way, and lse by the logarithm.
@@ -239,9 +243,10 @@ RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, cons
   Values lost(rows.dv());
   for (size_t j = 0; j < r.keys.size(); ++j) {
     const Vector value = vector_of(rows, &Rows::v, v, r.keys[j], h);
-    const double grown = growth_of(error[j] + shift) + 2 * n * u;
+    const double grown = growth_of(error[j] + shift) + 2 * n * u,
+                 rounded = rounding.factors * (1 + grown);
     for (size_t d = 0; d < rows.dv(); ++d) {
-      b.o[d] += r.p[j] * (grown * value.most[d] + value.error(d));
+      b.o[d] += r.p[j] * ((grown + rounded) * value.most[d] + value.error(d));
       lost[d] += value.most[d] + 1;
     }
   }
@@ -267,7 +272,7 @@ Values bound_of(const Sums& s, double terms, const AttentionRounding& r) {
   Values b(s.error.size());
   for (size_t i = 0; i < b.size(); ++i) {
     const double error = s.error[i] + r.tiny * s.lost[i];
-    b[i] = error + growth * (s.magnitude[i] + error);
+    b[i] = error + growth * (s.magnitude[i] + error) + (r.ranks > 1 ? r.ranks * r.wire_tiny : 0);
   }
   return b;
 }
@@ -323,15 +328,16 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
       const double ds_error =
           r.p[n] * (1 + p_error) * (std::abs(inner) + inner_error) * (slope + slope_error) - ds +
           (3 * u * r.p[n] + rounding.tiny) * (std::abs(inner) + inner_error) + twice_tiny;
-      const double scale = std::abs(a.scale);
+      const double scale = std::abs(a.scale), p_factor = rounding.factors * (1 + p_error),
+                   ds_factor = ds_error + rounding.factors * (ds + ds_error);
       const size_t key = rows.key(r.keys[n], h);
       for (size_t c = 0; c < rows.dv(); ++c)
-        dv.add(key * rows.dv() + c, r.p[n] * (p_error * go.most[c] + go.error(c)),
+        dv.add(key * rows.dv() + c, r.p[n] * ((p_error + p_factor) * go.most[c] + go.error(c)),
                r.p[n] * std::abs(go.value[c]), go.most[c] + 1);
       for (size_t c = 0; c < rows.dk(); ++c) {
-        dq.add(at * rows.dk() + c, scale * (ds_error * kj.most[c] + ds * kj.error(c)),
+        dq.add(at * rows.dk() + c, scale * (ds_factor * kj.most[c] + ds * kj.error(c)),
                scale * ds * std::abs(kj.value[c]), 1);
-        dk.add(key * rows.dk() + c, scale * (ds_error * qi.most[c] + ds * qi.error(c)),
+        dk.add(key * rows.dk() + c, scale * (ds_factor * qi.most[c] + ds * qi.error(c)),
                scale * ds * std::abs(qi.value[c]), 1);
       }
     }

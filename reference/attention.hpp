@@ -59,6 +59,8 @@ struct AttentionRounding {
   double statistics = 0;  // of lse, likewise
   double wire = 0;        // of the parts of dK and dV that ranks send
   double tiny = 0;        // what a product or a probability may lose below the normal range
+  double wire_tiny = 0;   // and a part that ranks send
+  double factors = 0;     // of P and dS where they are factors of the second products
   int ranks = 1;          // blocks of keys that are merged, and parts of dK and dV
 };
 // How far the inputs of an implementation may be from those that are given, elementwise; empty:

@@ -38,8 +38,9 @@ MlpGradients mlp_backward(const MlpShape&, const MlpInputs&, In g);
 // fl(a op b) = (a op b)(1 + d), |d| <= u holds, in any order of sums.
 struct Rounding {
   double accumulate = 0, store = 0, wire = 0;
-  double tiny = 0;  // half the spacing of subnormals in storage, lost at each store
-  int ranks = 1;    // p: partial sums of Y, dX and b2
+  double tiny = 0;       // half the spacing of subnormals in storage, lost at each store
+  double wire_tiny = 0;  // of what ranks send
+  int ranks = 1;         // p: partial sums of Y, dX and b2
 };
 struct Loss {
   Values error, magnitude;  // magnitude: sum of |terms| of the last product or sum

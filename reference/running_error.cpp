@@ -144,7 +144,7 @@ void store(Uncertain& x, const Rounding& r) {
 Loss reduced(Loss loss, const Rounding& r) {
   if (r.ranks > 1)
     for (size_t i = 0; i < loss.error.size(); ++i)
-      loss.error[i] += r.ranks * r.wire * (loss.magnitude[i] + loss.error[i]);
+      loss.error[i] += r.ranks * (r.wire * (loss.magnitude[i] + loss.error[i]) + r.wire_tiny);
   return loss;
 }
 

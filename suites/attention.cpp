@@ -178,6 +178,15 @@ std::vector<Key> mask_keys() {
           list_key("window", 2, "left,right: keys around the query's own position; -1: no limit")};
 }
 
+Key probs_key() {
+  Key probs{
+      "probs", "",
+      "type of P and dS as factors of the second products, as kernels that feed half precision "
+      "to a tensor core round them; left out: that of acc"};
+  probs.choices = {"f64", "f32", "bf16", "f16"};
+  return probs;
+}
+
 bool packed(const Case& c) { return !c.text("docs").empty() || !c.text("cu_seqlens").empty(); }
 bool own_keys(const Case& c) { return !offsets_of(c, true).empty(); }
 int64_t ranks(const Case& c) { return c.ranks(Axis::cp); }
@@ -278,12 +287,18 @@ reference::Attention attention_of(const Case& c) {
 reference::AttentionRounding attention_rounding(const Case& c) {
   const Precision p = precision_of(c, Declared{});
   const double own = unit_roundoff(DType::f64);  // the reference rounds too
-  return {p.u_acc + own,
-          p.u_out,
-          unit_roundoff(lse_type(c)),
-          unit_roundoff(sums_of_keys(c)),
-          smallest_subnormal(linears::accumulation_of(c)),
-          int(ranks(c))};
+  reference::AttentionRounding r;
+  r.accumulate = p.u_acc + own;
+  r.output = p.u_out;
+  r.statistics = unit_roundoff(lse_type(c));
+  r.wire = unit_roundoff(sums_of_keys(c)), r.wire_tiny = smallest_subnormal(sums_of_keys(c)) / 2;
+  r.tiny = smallest_subnormal(linears::accumulation_of(c));
+  r.ranks = int(ranks(c));
+  if (const auto probs = dtype_from(c.text("probs"))) {
+    r.factors = unit_roundoff(*probs);
+    r.tiny = std::max(r.tiny, smallest_subnormal(*probs));
+  }
+  return r;
 }
 
 // ---- Traffic in closed form
@@ -515,7 +530,7 @@ std::vector<Key> keys(Strategy strategy) {
            offsets_key("cu_seqlens_k", "in place of kv_docs"), index_key(),
            extent("heads", alltoall ? "24" : "8", 1, "query heads"), kv_heads_key(alltoall),
            replicated::copies_key(), extent("head_dim", "3", 1, "features of a query or key head"),
-           v_dim, mask_keys()[0], mask_keys()[1],
+           v_dim, mask_keys()[0], mask_keys()[1], probs_key(),
            number_key("softcap", -1e6, 1e6, "c of c tanh(S/c); left out: none"), scale_key(),
            toggle("lse_grad", "off", "a cotangent on lse as well")})
     list.push_back(std::move(k));

@@ -48,6 +48,7 @@ std::vector<int64_t> sequences_of(const Case&, const Operand&);
 
 Key kv_heads_key(bool cut_by_cp);  // left out: fewer than heads, and divisible
 std::vector<Key> mask_keys();      // mask window
+Key probs_key();
 reference::Attention attention_of(const Case&);
 reference::AttentionRounding attention_rounding(const Case&);
 DType sums_of_keys(const Case&);  // type of parts of dK and dV on the wire

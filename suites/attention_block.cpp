@@ -252,13 +252,14 @@ std::vector<Key> keys() {
   Key form{"form", "replica",
            "key heads that ranks share: replica, weights copied; gather, results gathered"};
   form.choices = {"replica", "gather"};
-  for (const Key& k : {extent("hidden", "10", 1, "features of x and y"),
-                       extent("heads", "8", 1, "query heads, cut over tp"),
-                       contexts::kv_heads_key(false), replicated::copies_key(), form,
-                       extent("head_dim", "4", 1, "features of a head, turned in pairs"),
-                       contexts::mask_keys()[0], contexts::mask_keys()[1], contexts::scale_key(),
-                       contexts::base_key(), core, toggle("bias", "on", "b_qkv and b_out"),
-                       replicated::sp_key(), replicated::reduce_key(), microbatches_key()})
+  for (const Key& k :
+       {extent("hidden", "10", 1, "features of x and y"),
+        extent("heads", "8", 1, "query heads, cut over tp"), contexts::kv_heads_key(false),
+        replicated::copies_key(), form,
+        extent("head_dim", "4", 1, "features of a head, turned in pairs"), contexts::mask_keys()[0],
+        contexts::mask_keys()[1], contexts::probs_key(), contexts::scale_key(),
+        contexts::base_key(), core, toggle("bias", "on", "b_qkv and b_out"), replicated::sp_key(),
+        replicated::reduce_key(), microbatches_key()})
     list.push_back(k);
   return list;
 }

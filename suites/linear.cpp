@@ -68,12 +68,12 @@ DType accumulation_of(const Case& c) {
   return wide ? DType::f64 : DType::f32;
 }
 
-std::optional<int64_t> range_of_products(const Case& c, int64_t terms) {
+std::optional<int64_t> range_of_products(const Case& c, int64_t terms, int factors) {
   DType narrowest = c.dtype();
   for (const char* key : {"acc", "wire", "grad"})
     if (const auto type = dtype_from(c.text(key)))
       if (significand_bits(*type) < significand_bits(narrowest)) narrowest = *type;
-  return exact_range(narrowest, terms, 2);
+  return exact_range(narrowest, terms, factors);
 }
 
 Traffic call(Op op, bool backward, int64_t count, DType dtype) {

@@ -30,8 +30,9 @@ struct Local {
 };
 DType wire_of(const Case&);
 DType accumulation_of(const Case&);
-// Integers whose sums of `terms` products of two stay exact in every type that a result passes.
-std::optional<int64_t> range_of_products(const Case&, int64_t terms);
+// Integers whose sums of `terms` products of so many factors stay exact in every type that a result
+// passes: storage, accumulation, wire and gradients.
+std::optional<int64_t> range_of_products(const Case&, int64_t terms, int factors = 2);
 
 Traffic call(Op, bool backward, int64_t count, DType);
 

@@ -260,6 +260,9 @@ inline std::optional<Rejected> refused_dim(const Case& line, int dim) {
 }
 
 inline std::optional<Rejected> precondition(const Row& row, const Case& line) {
+  if (const std::string& wire = line.text("wire"); !wire.empty() && wire != line.text("dtype"))
+    return Rejected("a mapping that sends values as they are stored", "wire=" + wire,
+                    "leave wire= out, or choose that type by dtype=");
   const int dim = int(line.at("dim"));
   if (row.blocks == uncut) return {};
   if (auto refused = refused_dim(line, dim)) return refused;

@@ -14,6 +14,7 @@
 #include "reference/mlp.hpp"
 #include "suites/linear.hpp"
 #include "suites/ours.hpp"
+#include "suites/replicated.hpp"
 
 namespace shardproof {
 namespace {
@@ -81,24 +82,10 @@ std::vector<Part> in_order(const Case& c, All& all) {
 
 // ---- Bounds
 
-// The reference rounds too: each unit roundoff is widened by that of double.
-reference::Rounding rounding_of(const Case& c, const Precision& p) {
-  reference::Rounding r;
-  const double u = unit_roundoff(DType::f64);
-  r.accumulate = p.u_acc + u;
-  r.store = p.u_out + u;
-  r.wire = std::max(p.u_wire, p.u_acc) + u;
-  r.tiny = smallest_subnormal(c.dtype()) / 2;
-  r.ranks = c.ranks(Axis::tp);
-  return r;
-}
+using replicated::gauge_of;
 
-// A family's bound is counted in unit roundoffs of the accumulation.
-Gauge gauge_of(const reference::Loss& loss, const Precision& p) {
-  Gauge g;
-  g.magnitude = loss.magnitude;
-  for (double e : loss.error) g.bound.push_back(e / p.u_acc);
-  return g;
+reference::Rounding rounding_of(const Case& c, const Precision& p) {
+  return replicated::rounding_of(c, p, c.ranks(Axis::tp));
 }
 
 std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
@@ -134,7 +121,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 std::optional<int64_t> integer_range(const Case& c) {
   if (c.text("activation") != "identity" || normalised(c)) return {};
   const int64_t T = c.at("tokens") * c.at("microbatches"), h = c.at("hidden") + 1, f = c.at("ffn");
-  return exact_range(c.dtype(), std::max({f * h + 1, T * h}), 3);
+  return range_of_products(c, std::max({f * h + 1, T * h}), 3);
 }
 
 // ---- Traffic: the borders, and T statistics each way where a norm needs them

@@ -184,6 +184,7 @@ reference::Rounding rounding_of(const Case& c, const Precision& p, int64_t ranks
   r.store = p.u_out + u;
   r.wire = std::max(p.u_wire, p.u_acc) + u;
   r.tiny = smallest_subnormal(c.dtype()) / 2;
+  r.wire_tiny = smallest_subnormal(wire_of(c)) / 2;
   r.ranks = int(ranks);
   return r;
 }

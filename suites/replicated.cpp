@@ -21,11 +21,7 @@ using namespace replicated;
 using reference::Values;
 
 std::optional<int64_t> range_of_sums(const Case& c, int64_t terms) {
-  DType narrowest = c.dtype();
-  for (const char* key : {"acc", "wire", "grad"})
-    if (const auto type = dtype_from(c.text(key)))
-      if (significand_bits(*type) < significand_bits(narrowest)) narrowest = *type;
-  return exact_range(narrowest, terms, 1);
+  return linears::range_of_products(c, terms, 1);
 }
 
 Gauge gauge(Values magnitude, Values squares, int64_t terms, int64_t reduced,
@@ -751,7 +747,11 @@ std::vector<Whole> step_backward(const Case& c, std::span<const Whole>, std::spa
                                  std::vector<Gauge>* gauges) {
   Whole g = cot[0];
   for (double& v : g.value) v *= -reading::number(c, "lr");
-  if (gauges) gauges->assign(2, Gauge{});  // a power of two rounds nothing
+  if (gauges) {
+    // A power of two rounds nothing, but below the normal range.
+    gauges->assign(2, Gauge{});
+    (*gauges)[1].bound.assign(g.value.size(), 0);
+  }
   return {cot[0], g};
 }
 

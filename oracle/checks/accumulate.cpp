@@ -73,6 +73,7 @@ struct Tally {
   bool exact = true;
   double ratio = 0, spread = 0;
   std::vector<Finding> findings;
+  std::string vacuous;
 };
 
 void judge_order(const Evidence& e, Tally& total) {
@@ -191,6 +192,8 @@ void judge_sums(const Evidence& e, int step, Tally& total) {
     total.compared += c.compared;
     total.exact = total.exact && c.exact;
     total.ratio = std::max(total.ratio, c.worst_ratio);
+    if (!c.finding && c.unbounded > 0)
+      total.vacuous = judging::without_bound(judging::tensor_name(o, true));
     if (!c.finding) continue;
     c.finding->message =
         fmt::format("{}{} after {} in step {}", c.finding->message,
@@ -224,6 +227,10 @@ CheckResult judge(const Evidence& e) {
       judging::conclude("accumulate", total.compared, std::move(total.findings), note);
   result.exact = total.exact;
   result.ratio = std::max(result.ratio, total.ratio);
+  if (result.verdict == Verdict::passed && !total.vacuous.empty()) {
+    result.verdict = Verdict::vacuous;
+    result.note = total.vacuous;
+  }
   return result;
 }
 

@@ -193,7 +193,7 @@ struct Tally {
   bool exact = true, said_something = false;
   double worst = 0;
   std::vector<Finding> findings;
-  std::string note;
+  std::string note, vacuous;
 };
 
 std::string ratio_text(double ratio, const Mesh& mesh) {
@@ -353,6 +353,11 @@ void judge_probes(const Evidence& e, Tally& t) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Pairing& p = pairings[i];
       const double tolerance = double(p.tolerance()), error = double(p.error());
+      if (p.complete && std::isinf(tolerance) && std::isfinite(error)) {
+        t.vacuous =
+            judging::without_bound(judging::tensor_name(e.operands[size_t(inputs[i])], true));
+        continue;
+      }
       ++t.compared;
       t.exact = t.exact && tolerance == 0;
       t.said_something = t.said_something || p.lhs.value() != 0 || p.rhs.value() != 0;
@@ -393,6 +398,8 @@ CheckResult judge(const Evidence& e) {
   if (e.find_shot(basis_name(0)) >= 0) judge_entries(e, t);
   if (t.findings.size() == parted)  // an entry that is wrong says more than a probe
     judge_probes(e, t);
+  if (t.findings.empty() && !t.vacuous.empty())
+    return judging::conclude("adjoint", 0, {}, std::move(t.vacuous));
   if (t.findings.empty() && !t.said_something)
     return judging::conclude("adjoint", 0, {},
                              "both sides of every pairing are zero, so nothing was asked");

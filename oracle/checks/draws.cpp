@@ -82,11 +82,11 @@ void count_draws(Look& look, const Operand& o, const Mesh& mesh, size_t looks, b
   look.bits = each * look.times;
   if (look.bits >= due) return;
   look.not_judged = fmt::format(
-      "not applicable: {} draw{} of {} element{} {} equal by chance with 2^-{:.3g}, and 2^-{:.3g} "
+      "not applicable: {} of {} {} equal by chance with 2^-{:.3g}, and 2^-{:.3g} "
       "is "
       "due",
-      look.times, look.times == 1 ? "" : "s", elements, elements == 1 ? "" : "s",
-      look.times == 1 ? "is" : "are", look.bits, due);
+      number_of(look.times, "draw"), number_of(elements, "element"), look.times == 1 ? "is" : "are",
+      look.bits, due);
   look.times = 1;
 }
 
@@ -252,8 +252,8 @@ Finding repeated(const Draws& d, int a, int b, std::vector<int> ranks) {
   f.message = fmt::format(
       "{} hold equal draws where shards on {} must differ: from here on rank {} repeats what rank "
       "{} "
-      "drew, in {} draw{} (by chance: 2^-{:.0f})",
-      ranks_text(f.ranks, 0), axes_text(apart(d, a, b)), b, a, draws, draws == 1 ? "" : "s",
+      "drew, in {} (by chance: 2^-{:.0f})",
+      ranks_text(f.ranks, 0), axes_text(apart(d, a, b)), b, a, number_of(draws, "draw"),
       d.look.bits * draws / d.look.times);
   f.means =
       "the random stream does not follow the shard: different parts of one tensor drop the same "

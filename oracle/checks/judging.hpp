@@ -111,6 +111,8 @@ struct Judgement {
   std::vector<int64_t> index;
   std::string where;
 };
+// Said of a tensor with elements whose error has no bound.
+std::string without_bound(const std::string& tensor);
 Judgement against_truth(const Evidence&, int shot, std::string_view word, bool gradient);
 CheckResult conclude(const std::string& check, Judgement, std::string note = "");
 

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "oracle/checks/judging.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 namespace {
@@ -206,9 +207,8 @@ CheckResult judge(const Evidence& e) {
   CheckResult result = judging::conclude("ledger", compared, std::move(findings));
   result.exact = true;
   if (result.verdict == Verdict::passed)
-    result.note =
-        fmt::format("{} call{} and {} B on rank 0, {} B in rings over all ranks", volume.calls,
-                    volume.calls == 1 ? "" : "s", volume.logical, volume.ring);
+    result.note = fmt::format("{} and {} B on rank 0, {} B in rings over all ranks",
+                              number_of(volume.calls, "call"), volume.logical, volume.ring);
   return result;
 }
 

@@ -7,6 +7,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 namespace {
@@ -60,10 +61,9 @@ Finding finding_of(const Evidence& e, const std::string& shot, const MemoryFindi
   const Word word = word_for(m);
   Finding f;
   f.tensor = m.tensor;
-  f.message = m.what == "unwritten"
-                  ? fmt::format("{} element{} never written", m.count, m.count == 1 ? "" : "s")
-              : m.text.empty() ? word.what
-                               : m.text;
+  f.message = m.what == "unwritten" ? number_of(m.count, "element") + " never written"
+              : m.text.empty()      ? word.what
+                                    : m.text;
   if (shot != "base") f.message += " (in '" + shot + "')";
   f.means = word.means;
   f.rank = rank;

@@ -106,23 +106,37 @@ class LineReader {
   void axes(const Word& w, LogLine& r) const {
     for (const std::string& part : split(w.value, ',')) {
       const size_t colon = part.find(':');
-      const std::string kind = colon == std::string::npos ? "" : part.substr(colon + 1);
-      if (colon == 0 || (kind != "S" && kind != "I" && kind != "D"))
-        refuse(w, "axes such as tp:S,dp:I (S: a shard, I: a copy, D: numbers of its own)");
+      const std::string kind = colon == std::string::npos ? "" : part.substr(colon + 1, 1);
+      int64_t ranks = 0;
+      const bool counted = colon != std::string::npos && colon + 2 < part.size();
+      if (counted) {
+        const char *begin = part.data() + colon + 2, *end = part.data() + part.size();
+        const auto [last, error] = std::from_chars(begin, end, ranks);
+        if (error != std::errc{} || last != end || ranks > most_rank) ranks = -1;
+      }
+      if (colon == 0 || (kind != "S" && kind != "I" && kind != "D") || (counted && ranks < 1))
+        refuse(w,
+               "axes such as tp:S,dp:I (S: a shard, I: a copy, D: numbers of its own), or "
+               "tp:S4,dp:I2 with their ranks");
       r.axes.emplace_back(part.substr(0, colon), kind[0]);
+      r.ranks.push_back(ranks);
     }
   }
   void place(const Word& w, LogLine& r) const {
     size_t column = w.column;
     for (const std::string& part : split(w.value, ',')) {
       r.place.push_back(integer({column, part}, "a rank on each axis, such as 3,0"));
+      const size_t i = r.place.size() - 1;
+      if (r.place[i] > most_rank) refuse({column, part}, fmt::format("a rank up to {}", most_rank));
+      if (i < r.ranks.size() && r.ranks[i] > 0 && r.place[i] >= r.ranks[i])
+        refuse({column, part}, fmt::format("a rank of {} below {}", r.axes[i].first, r.ranks[i]));
       column += part.size() + 1;
     }
     if (r.place.size() != r.axes.size())
-      refuse(w, fmt::format("{} rank{}, one for each axis", r.axes.size(),
-                            r.axes.size() == 1 ? "" : "s"));
+      refuse(w, number_of(int64_t(r.axes.size()), "rank") + ", one for each axis");
   }
 
+  static constexpr int64_t most_rank = (1 << 24) - 1;
   const std::string& path_;
   int64_t number_;
 };
@@ -204,14 +218,14 @@ int64_t take_end(const Log& log, std::vector<Entry>& entries, LogReport& r) {
   if (!log.truncated.empty()) r.notes.push_back(log.path + ": " + log.truncated);
   if (dropped > 0)
     r.notes.push_back(
-        fmt::format("{}: {} tensors of step {} are there on some ranks only and are "
-                    "left out: the run ended there",
-                    log.path, dropped, last));
+        fmt::format("{}: of step {}, {} there on some ranks only and left out: the run "
+                    "ended there",
+                    log.path, last, number_of(dropped, "tensor")));
   if (lacking > 0)
     r.notes.push_back(
-        fmt::format("{}: step {} lacks {} tensors that every step before it holds: the log ends "
-                    "within it",
-                    log.path, last, lacking));
+        fmt::format("{}: step {} lacks {} that every step before it holds: the log ends within "
+                    "it",
+                    log.path, last, number_of(lacking, "tensor")));
   if (log.truncated.empty() && dropped == 0 && lacking == 0) return last;
   r.cut = true;
   return step_before(entries, last);
@@ -251,35 +265,78 @@ Digest whole(const Entry& e) {
   return total;
 }
 
-// How many ranks each axis of a tensor has, over all steps of a log: in the step that lacks the
-// record of a last rank the layout is still that of the others.
+// How many ranks each axis has, over all steps of a log: in the step that lacks the record of a
+// last rank the layout is still that of the others. Where records do not say it, an axis has the
+// ranks that any tensor is logged on.
 class Layouts {
  public:
-  explicit Layouts(const Log& log) {
+  explicit Layouts(const Log& log) : path_(log.path) {
     for (const LogLine& l : log.lines) {
       Place& ranks = ranks_[{l.phase, l.tensor, l.axes}];
       ranks.resize(l.axes.size());
-      for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = std::max(ranks[i], l.place[i] + 1);
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        ranks[i] = std::max({ranks[i], l.place[i] + 1, l.ranks[i]});
+        int64_t& of_axis = mesh_[l.axes[i].first];
+        of_axis = std::max(of_axis, ranks[i]);
+      }
     }
   }
   // "tp:S4,dp:I2": the axes with their kinds and ranks.
   std::string text(const Entry& e) const {
-    std::string text;
     const auto& axes = e.lines[0]->axes;
-    const Place& ranks = ranks_.at({e.phase, e.tensor, axes});
+    return with_ranks(axes, ranks_.at({e.phase, e.tensor, axes}));
+  }
+  // "dp 2, tp 4"
+  std::string mesh() const {
+    std::string text;
+    for (const auto& [axis, ranks] : mesh_)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", axis, ranks);
+    return text;
+  }
+  // Which rank has no record of it; "" where all have. A rank that nobody heard of would be missed
+  // by no comparison of those that are there.
+  std::string lacking(const Entry& e) const {
+    const LogLine& first = *e.lines[0];
+    int64_t owed = 1;
+    Place ranks;
+    for (size_t i = 0; i < first.axes.size(); ++i) {
+      ranks.push_back(first.ranks[i] > 0 ? first.ranks[i] : mesh_.at(first.axes[i].first));
+      if (__builtin_mul_overflow(owed, ranks[i], &owed)) owed = std::numeric_limits<int64_t>::max();
+    }
+    if (int64_t(e.lines.size()) >= owed) return "";
+    std::set<Place> there;
+    for (const LogLine* l : e.lines) there.insert(l->place);
+    LogLine next = first;  // counts through the places up to the first that is not there
+    next.place.assign(ranks.size(), 0);
+    while (there.contains(next.place))
+      for (size_t i = ranks.size(); i-- > 0 && ++next.place[i] == ranks[i];) next.place[i] = 0;
+    return fmt::format(
+        "--logs: expected a record of each of {} ranks ({}), met step {}, phase {}: {} of {} in "
+        "{}, "
+        "and that of {} is not there. Put the files of all ranks behind one another; where one "
+        "rank logs for an axis, leave that out of axis=",
+        owed, with_ranks(first.axes, ranks), e.step, e.phase, e.lines.size(), e.tensor, path_,
+        place_text(next));
+  }
+
+ private:
+  static std::string with_ranks(const decltype(LogLine::axes)& axes, const Place& ranks) {
+    std::string text;
     for (size_t i = 0; i < axes.size(); ++i)
       text += fmt::format("{}{}:{}{}", i ? "," : "", axes[i].first, axes[i].second, ranks[i]);
     return text;
   }
 
- private:
+  std::string path_;
+  std::map<std::string, int64_t> mesh_;
   std::map<std::tuple<std::string, std::string, decltype(LogLine::axes)>, Place> ranks_;
 };
 
 bool told_alike(const Entry& e, LogReport& r) {
   std::set<Place> places;
   for (const LogLine* l : e.lines) {
-    if (l->axes != e.lines[0]->axes || !l->comparable_with(*e.lines[0])) {
+    if (l->axes != e.lines[0]->axes || l->ranks != e.lines[0]->ranks ||
+        !l->comparable_with(*e.lines[0])) {
       r.findings.push_back(finding(e,
                                    fmt::format("line {} says another axis, dtype, mode or unit "
                                                "than line {}",
@@ -437,8 +494,9 @@ void judge_numbers(const Entry& e, LogReport& r) {
     }
 }
 
-void judge_entry(const Entry& e, Coverage& coverage, LogReport& r) {
+void judge_entry(const Entry& e, const Layouts& layouts, Coverage& coverage, LogReport& r) {
   if (!told_alike(e, r)) return;
+  if (r.refused.empty()) r.refused = telling::printable(layouts.lacking(e));
   judge_copies(e, r);
   judge_own_numbers(e, r);
   coverage.judge(e, r);
@@ -587,8 +645,12 @@ LogReport judge_log(const Log& log) {
   r.proven = take_end(log, entries, r);
   r.tensors = int64_t(entries.size());
   r.steps = steps_in(entries);
+  const Layouts layouts(log);
+  r.mesh = layouts.mesh();
+  r.one_rank = std::all_of(entries.begin(), entries.end(),
+                           [](const Entry& e) { return e.lines.size() == 1; });
   Coverage coverage(log.lines.size());
-  for (const Entry& e : entries) judge_entry(e, coverage, r);
+  for (const Entry& e : entries) judge_entry(e, layouts, coverage, r);
   coverage.note(r);
   return r;
 }
@@ -604,6 +666,7 @@ class Comparison {
     r_.proven = take_end(a_, of_a_, r_);
     r_.proven = std::min(r_.proven, take_end(b_, of_b_, r_));
     r_.steps = std::min(steps_in(of_a_), steps_in(of_b_));
+    r_.mesh = in_a_.mesh() == in_b_.mesh() ? in_a_.mesh() : in_a_.mesh() + " and " + in_b_.mesh();
     if (end_of_a_ != end_of_b_) {
       r_.cut = true;
       r_.notes.push_back(
@@ -614,19 +677,19 @@ class Comparison {
     for (const Entry& e : of_a_) {
       const auto found = in_b.find({e.step, e.phase, e.tensor});
       if (found == in_b.end()) {
-        judge(e, a_);
+        judge(e, a_, in_a_);
         continue;
       }
       ++r_.tensors;
       const size_t before = r_.findings.size();
       compare(e, *found->second);
       // What both logs show is told once.
-      if (r_.findings.size() == before) judge(e, a_);
-      if (r_.findings.size() == before) judge(*found->second, b_);
+      if (r_.findings.size() == before) judge(e, a_, in_a_);
+      if (r_.findings.size() == before) judge(*found->second, b_, in_b_);
       in_b.erase(found);
     }
     for (const Entry& e : of_b_)
-      if (in_b.contains({e.step, e.phase, e.tensor})) judge(e, b_);
+      if (in_b.contains({e.step, e.phase, e.tensor})) judge(e, b_, in_b_);
     coverage_.note(r_);
     std::stable_sort(r_.findings.begin(), r_.findings.end(),
                      [](const LogFinding& x, const LogFinding& y) { return x.step < y.step; });
@@ -642,9 +705,9 @@ class Comparison {
 
  private:
   // As the only log there is.
-  void judge(const Entry& e, const Log& log) {
+  void judge(const Entry& e, const Log& log, const Layouts& layouts) {
     const size_t before = r_.findings.size();
-    judge_entry(e, coverage_, r_);
+    judge_entry(e, layouts, coverage_, r_);
     for (size_t i = before; i < r_.findings.size(); ++i)
       r_.findings[i].what = log.path + ": " + r_.findings[i].what;
   }
@@ -741,13 +804,17 @@ std::string log_text(const LogReport& r, const std::vector<Log>& logs) {
   std::string text;
   if (r.findings.empty() && r.cut) {
     text = fmt::format(
-        "NO JUDGEMENT {}   {}; what follows is not there to be judged   {} tensors compared\n",
+        "NO JUDGEMENT {}   {}; what follows is not there to be judged   {} compared\n",
         files_text(logs),
         r.proven < 0 ? "no step is there whole" : fmt::format("no drift up to step {}", r.proven),
-        r.tensors);
+        number_of(r.tensors, "tensor"));
+  } else if (r.findings.empty() && r.one_rank) {
+    text = fmt::format(
+        "NO JUDGEMENT {}   one rank wrote it: there is no copy to compare and no shard to add\n",
+        files_text(logs));
   } else if (r.findings.empty()) {
-    text = fmt::format("NO DRIFT   {}   {} steps, {} tensors compared\n", files_text(logs), r.steps,
-                       r.tensors);
+    text = fmt::format("NO DRIFT   {}   {}, {} compared, ranks: {}\n", files_text(logs),
+                       number_of(r.steps, "step"), number_of(r.tensors, "tensor"), r.mesh);
   } else {
     const LogFinding& f = r.findings[0];
     text = fmt::format("DRIFT      {}    step {}, {}: {}\n", files_text(logs), f.step, f.phase,
@@ -773,14 +840,16 @@ std::string log_json(const LogReport& r, const std::vector<Log>& logs) {
       "{{\n  \"schema\": 1,\n  \"logs\": [{}],\n  \"complete\": {},\n  \"proven_to\": {},\n  "
       "\"drift\": {},\n  \"first_step\": {},\n  "
       "\"phase\": {},\n  \"parameter\": {},\n  \"rank\": {},\n  \"index\": [],\n  \"what\": {},\n  "
-      "\"means\": {},\n  \"findings\": {},\n  \"steps\": {},\n  \"notes\": [{}]\n}}\n",
+      "\"means\": {},\n  \"findings\": {},\n  \"ranks\": {},\n  \"steps\": {},\n  \"notes\": "
+      "[{}]\n}}\n",
       joined(paths, ", "), !r.cut, r.proven < 0 ? "null" : std::to_string(r.proven),
-      f       ? "true"
-      : r.cut ? "null"
-              : "false",
+      f                     ? "true"
+      : r.cut || r.one_rank ? "null"
+                            : "false",
       known(std::to_string(g.step)), known(json_text(g.phase)), known(json_text(g.tensor)),
       g.rank.empty() ? "null" : json_text(g.rank), known(json_text(g.what)),
-      known(json_text(g.means)), r.findings.size(), r.steps, joined(notes, ", "));
+      known(json_text(g.means)), r.findings.size(), json_text(r.mesh), r.steps,
+      joined(notes, ", "));
 }
 
 }  // namespace shardproof::digest

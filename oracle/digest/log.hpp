@@ -1,11 +1,11 @@
 // Logs of fingerprints, one line for each (step, phase, tensor, axis, rank), as shardproof_digest.h
 // writes them from a training loop of anyone's:
 //
-//   step=20 phase=backward tensor=w1 axis=tp:S,dp:I rank=3,0 digest=... coverage=... elements=...
+//   step=20 phase=backward tensor=w1 axis=tp:S4,dp:I2 rank=3,0 digest=... coverage=... elements=...
 //
-// Of one log: are copies equal, is every index there once, are the numbers finite, do ranks that
-// need numbers of their own (dropout masks) have them. Of two: at which step, in which phase, with
-// which tensor do the runs part.
+// Of one log: is every rank there, are copies equal, is every index there once, are the numbers
+// finite, do ranks that need numbers of their own (dropout masks) have them. Of two: at which step,
+// in which phase, with which tensor do the runs part.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -22,6 +22,7 @@ struct LogLine {
   int64_t step = 0;
   std::string phase, tensor;
   std::vector<std::pair<std::string, char>> axes;  // name, 'S', 'I' or 'D'
+  std::vector<int64_t> ranks;                      // of each; 0 where the record does not say
   std::vector<int64_t> place;                      // on them
   Digest digest{};
   Hash hash{};
@@ -45,9 +46,11 @@ struct LogFinding {
 struct LogReport {
   std::vector<LogFinding> findings;  // in the order of step, phase and tensor
   std::vector<std::string> notes;
-  std::string refused;  // why what differs between two layouts says nothing; "" nothing of the kind
-  bool cut = false;     // a log ends within a step, or before the other one
-  int64_t proven = -1;  // the last step that every log holds whole; -1: not one
+  std::string refused;    // a record that is not there, or two layouts that owe no equal bits; ""
+  std::string mesh;       // "dp 2, tp 4": the ranks that wrote them
+  bool one_rank = false;  // alone: there is no copy to compare and no shard to add
+  bool cut = false;       // a log ends within a step, or before the other one
+  int64_t proven = -1;    // the last step that every log holds whole; -1: not one
   int64_t tensors = 0, steps = 0;  // records of a tensor at a step and phase; steps
 };
 LogReport judge_log(const Log&);

@@ -433,9 +433,10 @@ static inline void shardproof_digest_add(shardproof_digest* sum, const shardproo
   sum->negative_zeros += more->negative_zeros;
 }
 
-/* One line of a log. `axis` says how the tensor lives on the axes of the mesh, "tp:S,dp:I" (S: a
- * shard, digests add up; I: a copy, digests agree), `rank` the coordinates on them in that order,
- * "3,0". `tensor` and `phase` are words without blanks. Returns 0, or -1 where writing failed. */
+/* One line of a log. `axis` says how the tensor lives on the axes of the mesh and how many ranks
+ * these have, "tp:S4,dp:I2" (S: a shard, digests add up; I: a copy, digests agree; D: numbers of its
+ * own, digests differ), `rank` the coordinates on them in that order, "3,0". `tensor` and `phase`
+ * are words without blanks. Returns 0, or -1 where writing failed. */
 static inline int shardproof_digest_write(FILE* log, int64_t step, const char* phase,
                                           const char* tensor, const char* axis, const char* rank,
                                           const shardproof_hash* h, const shardproof_digest* d) {

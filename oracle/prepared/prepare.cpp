@@ -108,6 +108,8 @@ std::vector<Case> lines_of(const Options& options, const Registry& registry) {
     line.set("transport", "processes");
     line.set("device", "host");
     line.set("strides", "contiguous");
+    for (const auto& [key, value] : options.with)
+      if (line.has(key) && line.text(key).empty()) line.set(key, value);
     if (seen.insert(print_canonical(line)).second) lines.push_back(std::move(line));
   };
   std::set<std::string> contracts;

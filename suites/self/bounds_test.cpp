@@ -54,6 +54,17 @@ void expect_first_order(double bound, double first_order) {
   EXPECT_LE(bound, first_order * 1.001);
 }
 
+// A family's own bound is taken as it is, and says nothing where it knows nothing.
+TEST(Bounds, OfAFamilyAreCountedInTheAccumulation) {
+  Gauge g;
+  g.magnitude = {3}, g.bound = {8};
+  EXPECT_DOUBLE_EQ(Setting("tp=2 fill=normal").bound(3, g), 8 * 0x1p-53 + 0x1p-53 * (3 + 8 * 0x1p-53));
+  const Setting f32("tp=2 dtype=f32 fill=normal");
+  EXPECT_NEAR(f32.bound(3, g), 11 * 0x1p-24, 1e-12);
+  g.bound = {1e80};
+  EXPECT_TRUE(std::isinf(f32.bound(3, g)));
+}
+
 TEST(Precision, FollowsStorageAndDeclaration) {
   const auto of = [](const std::string& keys, Declared d = {}) {
     const Setting s("tp=2 fill=normal " + keys);

@@ -212,6 +212,19 @@ TEST(Samples, TwiceTheTokensAreTwiceTheBytesOfTpAndTheSameOfDp) {
   EXPECT_EQ(bytes_on(twice, "tp") - parameters, 2 * (bytes_on(once, "tp") - parameters));
 }
 
+// In sums longer than 1/u a wrong gradient looks like any other.
+TEST(Drift, SaysNothingWhereNoErrorIsTooLarge) {
+  const std::string line =
+      "linear_row tp=2 in=4 dtype=bf16 acc=bf16 fill=normal control=row_bias_gradient_times_p@1";
+  EXPECT_TRUE(drift(line + " tokens=64", 3, "sgd").drifted());
+  const DriftReport r = drift(line + " tokens=512", 3, "sgd");
+  EXPECT_FALSE(r.drifted());
+  EXPECT_NE(r.without_bound.find("no error is too large here"), std::string::npos);
+  const DriftLine parsed = parse_drift({"linear_row", "tp=2"}, registry());
+  EXPECT_EQ(drift_text(r, parsed, {}, "shardproof").find("NO JUDGEMENT "), 0u);
+  EXPECT_NE(drift_json(r, parsed, {}, "shardproof").find("\"drift\": null"), std::string::npos);
+}
+
 TEST(Drift, LearnsSomething) {
   const DriftReport r = drift("block tp=2 sp=on", 100);
   EXPECT_LT(r.last_loss, 0.7 * r.first_loss);
@@ -588,10 +601,12 @@ std::string block_record(int tp, std::vector<int64_t> shape, int64_t row, float 
   return written(0, "backward", "w", "tp:S", std::to_string(tp), h, d);
 }
 
-std::string step_of(int64_t step, float odd = 1) {
-  return record(step, "w", 0, 0, 1) + record(step, "w", 1, 0, 5) + record(step, "w", 0, 1, odd) +
-         record(step, "w", 1, 1, 5);
+// On two tp and two dp ranks; `odd` is what rank tp=0,dp=1 has in place of 1.
+std::string tensor_of(int64_t step, const char* tensor, float odd = 1) {
+  return record(step, tensor, 0, 0, 1) + record(step, tensor, 1, 0, 5) +
+         record(step, tensor, 0, 1, odd) + record(step, tensor, 1, 1, 5);
 }
+std::string step_of(int64_t step, float odd = 1) { return tensor_of(step, "w", odd); }
 
 TEST_F(DriftLogs, OfTwoRunsNameTheFirstStepAtWhichTheyPart) {
   drift("block tp=2 sp=on", 8, "sgd", path("a"));
@@ -764,8 +779,7 @@ TEST(DriftLog, OfTwoRunsARecordThatOneLacksIsNamed) {
       digest::parse_log(two_copies(0) + record(1, "w", 0, 0, 1) + two_copies(2), "X"));
   EXPECT_NE(one.refused.find("tp=0,dp=1 of w is in A and not in X"), std::string::npos);
   // A tensor on all ranks.
-  const auto tensor = digest::parse_log(
-      step_of(0) + record(1, "v", 0, 0, 1) + record(1, "v", 1, 0, 1) + step_of(2), "X");
+  const auto tensor = digest::parse_log(step_of(0) + tensor_of(1, "v") + step_of(2), "X");
   both_ways(tensor, [](const digest::LogReport& r) {
     EXPECT_NE(r.refused.find("step 1, phase backward: w of A is not in X"), std::string::npos)
         << r.refused;
@@ -790,9 +804,8 @@ TEST(DriftLog, OfTwoRunsARecordThatOneLacksIsNamed) {
 
 // Of what a log does not hold nothing is said: neither that it drifts nor that it does not.
 TEST(DriftLog, ALogThatEndsEarlyProvesOnlyWhatItHolds) {
-  const std::string v = record(2, "v", 0, 0, 1) + record(2, "v", 1, 0, 5),
-                    all = step_of(0) + record(1, "v", 0, 0, 1) + record(1, "v", 1, 0, 5) +
-                          step_of(1) + v + step_of(2);
+  const std::string v = tensor_of(2, "v"),
+                    all = step_of(0) + tensor_of(1, "v") + step_of(1) + v + step_of(2);
   const auto proven_to = [](const digest::LogReport& r, bool cut, int64_t step) {
     const std::string told = digest::log_text(r, {}), object = digest::log_json(r, {});
     EXPECT_TRUE(r.findings.empty() && r.refused.empty()) << r.refused;
@@ -854,6 +867,55 @@ TEST(DriftLog, OfTwoRunsEachIsJudgedAlone) {
             "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 4 elements, 3 NaN, 0 infinite, 0 -0");
   EXPECT_EQ(counted("elements=4", "elements=0"),
             "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 0 elements, 0 NaN, 0 infinite, 0 -0");
+}
+
+std::string with_ranks(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// A comparison of those that are there misses nobody. Their coordinates tell of a rank in between,
+// the counts behind the axes of the last one too.
+TEST(DriftLog, ARankThatLogsNothingIsMissed) {
+  const std::string whole = step_of(0) + tensor_of(0, "v") + step_of(1) + tensor_of(1, "v");
+  const auto judged = [](const std::string& text) {
+    return digest::judge_log(digest::parse_log(text, "log"));
+  };
+  const digest::LogReport all = judged(whole);
+  EXPECT_EQ(all.refused, "");
+  EXPECT_NE(digest::log_text(all, {}).find("2 steps, 4 tensors compared, ranks: dp 2, tp 2"),
+            std::string::npos);
+  // One rank of v is never logged, while w is.
+  std::string no_v = whole;
+  for (int64_t step : {0, 1}) no_v = without(no_v, record(step, "v", 1, 1, 5));
+  EXPECT_NE(judged(no_v).refused.find("expected a record of each of 4 ranks (tp:S2,dp:I2), met "
+                                      "step 0, phase backward: 3 of v in log, and that of "
+                                      "tp=1,dp=1 is not there"),
+            std::string::npos)
+      << judged(no_v).refused;
+  // Nobody logs on dp=1: without counts that is a mesh of two ranks.
+  std::string no_copy;
+  for (int64_t step : {0, 1}) no_copy += record(step, "w", 0, 0, 1) + record(step, "w", 1, 0, 5);
+  EXPECT_EQ(judged(no_copy).refused, "");
+  EXPECT_EQ(judged(no_copy).mesh, "dp 1, tp 2");
+  const std::string told = judged(with_ranks(no_copy, "dp:I ", "dp:I2 ")).refused;
+  EXPECT_NE(told.find("of tp=0,dp=1 is not there"), std::string::npos) << told;
+  EXPECT_EQ(judged(with_ranks(whole, "tp:S,dp:I ", "tp:S2,dp:I2 ")).refused, "");
+  // A drift is one whoever is missing.
+  EXPECT_FALSE(
+      judged(without(step_of(0, 9), record(0, "w", 1, 1, 5)) + step_of(1)).findings.empty());
+}
+
+TEST(DriftLog, OfOneRankAloneIsNoJudgement) {
+  const auto log = digest::parse_log(record(0, "w", 0, 0, 1) + record(1, "w", 0, 0, 2), "log");
+  const digest::LogReport r = digest::judge_log(log);
+  EXPECT_TRUE(r.findings.empty() && r.one_rank);
+  EXPECT_EQ(digest::log_text(r, {log}).find("NO JUDGEMENT log   one rank wrote it"), 0u);
+  EXPECT_NE(digest::log_json(r, {log}).find("\"drift\": null"), std::string::npos);
+  EXPECT_FALSE(digest::compare_logs(log, log).one_rank);  // two runs can be compared
+  const auto nan = digest::judge_log(digest::parse_log(record(0, "w", 0, 0, NAN), "log"));
+  EXPECT_EQ(digest::log_text(nan, {log}).find("DRIFT "), 0u);
 }
 
 TEST(DriftLog, ATruncatedLogIsReadToItsLastWholeRecord) {
@@ -946,6 +1008,13 @@ TEST(DriftLog, WhatIsNoRecordIsRefusedWithLineAndColumn) {
   EXPECT_EQ(with("tp:S", "tp:Q").substr(0, 10), "log:5:37: ");
   EXPECT_EQ(with("rank=0,0", "rank=0,z").substr(0, 10), "log:5:54: ");
   EXPECT_EQ(with("rank=0,0", "rank=0").substr(0, 10), "log:5:52: ");
+  EXPECT_EQ(with("dp:I ", "dp:I0 ").substr(0, 10), "log:5:37: ");
+  EXPECT_EQ(with("tp:S,", "tp:S2x,").substr(0, 10), "log:5:37: ");
+  EXPECT_NE(with("tp:S,dp:I rank=0,0", "tp:S2,dp:I2 rank=0,2")
+                .find("log:5:56: expected a rank of dp below 2"),
+            std::string::npos);
+  EXPECT_NE(with("rank=0,0", "rank=0,99999999").find("expected a rank up to 16777215"),
+            std::string::npos);
   EXPECT_NE(with("dtype=f32", "dtype=f31").find("one of f64, f32"), std::string::npos);
   EXPECT_NE(with("unit=element", "unit=element more").find("the end of the line"),
             std::string::npos);

@@ -251,6 +251,14 @@ TEST(LinearContract, IntegerRangesKeepHalfTypesExact) {
   EXPECT_EQ(contract_of(narrow).integer_range(narrow), 2);
   const Case none = line_of("linear_row dtype=bf16 in=256");
   EXPECT_EQ(contract_of(none).integer_range(none), std::nullopt);
+  // Three factors and 73 terms: 73 * 61^3 <= 2^24 < 73 * 62^3 in f32, and 73 * 1 <= 2^8 < 73 * 8.
+  const std::string products = "mlp activation=identity hidden=2 ffn=24 dtype=f32";
+  const Case whole = line_of(products);
+  EXPECT_EQ(contract_of(whole).integer_range(whole), 61);
+  for (const char* key : {" wire=bf16", " grad=bf16", " acc=bf16"}) {
+    const Case kept = line_of(products + key);
+    EXPECT_EQ(contract_of(kept).integer_range(kept), 1) << key;
+  }
 }
 
 // ---- On ranks
@@ -261,6 +269,20 @@ Judged run(const std::string& text, const std::vector<std::string>& checks = {"f
   static std::vector<std::unique_ptr<Case>> lines;  // evidence points at its line
   lines.push_back(std::make_unique<Case>(line_of(text)));
   return runner.run(*lines.back(), checks, lane_of(*lines.back()));
+}
+
+// Sums longer than 1/u: any value would do, which is neither a failure nor a proof.
+TEST(Judge, SaysNothingWhereNoErrorIsTooLarge) {
+  for (const auto& [text, check] :
+       {std::pair{"linear_row tp=2 in=1024 dtype=bf16 acc=bf16 fill=normal", "adjoint"},
+        {"linear_row tp=2 in=1024 dtype=bf16 acc=bf16 fill=normal", "forward"},
+        {"linear_row tp=2 tokens=512 in=4 dtype=bf16 acc=bf16 fill=normal", "gradient"},
+        {"linear_row tp=2 tokens=512 in=4 dtype=bf16 acc=bf16 fill=normal microbatches=2",
+         "accumulate"}}) {
+    const CheckResult c = run(text, {check}).result.checks.at(0);
+    EXPECT_EQ(c.verdict, Verdict::vacuous) << text << " " << check;
+    EXPECT_NE(c.note.find("no error is too large here"), std::string::npos) << c.note;
+  }
 }
 
 int64_t calls(const Judged& j, Phase phase) {

@@ -758,6 +758,20 @@ TEST(MemoryWatch, TellsTheReferenceFromTheRest) {
 
 // ---- Batteries
 
+// What a program computes in goes into every line that does not say it.
+TEST_F(Prepared, ABatterySaysWhatItsProgramComputesIn) {
+  Options options;
+  options.tier = "smoke";
+  options.patterns = {"linear_row"};
+  options.ranks = {2};
+  options.transports = {"processes"};
+  options.with = {{"acc", "f64"}, {"probs", "bf16"}};  // linear_row takes no probs
+  for (const Member& m : prepare_battery(options, folder, families()).members) {
+    const Case line = parse(m.line, families());
+    EXPECT_EQ(line.text("acc"), "f64") << m.line;
+  }
+}
+
 TEST_F(Prepared, ABatteryIsJudgedWhole) {
   Options options;
   options.tier = "smoke";

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "fixtures/dtype.hpp"
 #include "fixtures/random.hpp"
 #include "reference/attention.hpp"
 #include "reference/loss.hpp"
@@ -307,9 +308,11 @@ struct FloatAttention {
   Floats o, lse, q, k, v;
 };
 
-// Two passes over all keys with the formulas of the header, every operation in float.
+// Two passes over all keys with the formulas of the header, every operation in float; P and dS are
+// rounded to `factors` before they are multiplied with V, dO, K and Q.
 FloatAttention in_float(const Attention& a, const Floats& q, const Floats& k, const Floats& v,
-                        const Floats& g, const Floats& gl) {
+                        const Floats& g, const Floats& gl, DType factors = DType::f32) {
+  const auto factor = [&](float x) { return float(round_to(double(x), factors)); };
   const int64_t Tq = int64_t(a.queries.size()), Tk = int64_t(a.keys.size()), n = a.heads,
                 kv = a.kv_heads, dk = a.key_dim, dv = a.value_dim;
   FloatAttention r{Floats(size_t(Tq * n * dv)), Floats(size_t(Tq * n)), Floats(q.size()),
@@ -335,7 +338,7 @@ FloatAttention in_float(const Attention& a, const Floats& q, const Floats& k, co
         const float p = std::exp(s[size_t(j)] - m);
         l += p;
         for (int64_t c = 0; c < dv; ++c)
-          r.o[size_t(at * dv + c)] += p * v[size_t((j * kv + group) * dv + c)];
+          r.o[size_t(at * dv + c)] += factor(p) * v[size_t((j * kv + group) * dv + c)];
       }
       for (int64_t c = 0; c < dv; ++c) {
         if (l > 0) r.o[size_t(at * dv + c)] /= l;
@@ -348,14 +351,14 @@ FloatAttention in_float(const Attention& a, const Floats& q, const Floats& k, co
         float dp = 0;
         for (int64_t c = 0; c < dv; ++c) {
           dp += g[size_t(at * dv + c)] * v[size_t((j * kv + group) * dv + c)];
-          r.v[size_t((j * kv + group) * dv + c)] += p * g[size_t(at * dv + c)];
+          r.v[size_t((j * kv + group) * dv + c)] += factor(p) * g[size_t(at * dv + c)];
         }
         float ds = p * (dp - delta + gl[size_t(at)]);
         if (a.softcap > 0) {
           const float t = s[size_t(j)] / float(a.softcap);
           ds *= 1 - t * t;
         }
-        ds *= float(a.scale);
+        ds = factor(ds) * float(a.scale);
         for (int64_t c = 0; c < dk; ++c) {
           r.q[size_t(at * dk + c)] += ds * k[size_t((j * kv + group) * dk + c)];
           r.k[size_t((j * kv + group) * dk + c)] += ds * q[size_t(at * dk + c)];
@@ -406,6 +409,54 @@ TEST(AttentionBounds, FloatStaysInside) {
         EXPECT_GE(r, 1e-3) << "softcap " << softcap << ", scores x " << loud;
       }
     }
+}
+
+// A kernel that feeds P and dS to a tensor core in half precision is right where it says so, and is
+// not where it says nothing.
+TEST(AttentionBounds, OfHalfPrecisionFactorsAreTheirOwn) {
+  Attention a = one_head(40, 44);
+  a.heads = 4, a.kv_heads = 2, a.key_dim = 8, a.value_dim = 6;
+  a.scale = 1 / std::sqrt(8.0), a.mask = {true, 30, -1};
+  uint64_t next = 0;
+  const Stream123 stream(3, "bounds");
+  auto drawn = [&](int64_t n) {
+    Floats v(static_cast<size_t>(n));
+    for (float& x : v) x = float(stream.normal(next++));
+    return v;
+  };
+  const Floats q = drawn(40 * 4 * 8), k = drawn(44 * 2 * 8), v = drawn(44 * 2 * 6),
+               g = drawn(40 * 4 * 6), gl = drawn(40 * 4);
+  auto wide = [](const Floats& f) { return Values(f.begin(), f.end()); };
+  const auto want = attention(a, wide(q), wide(k), wide(v));
+  const auto d = attention_backward(a, wide(q), wide(k), wide(v), wide(g), wide(gl));
+  for (const DType factors : {DType::bf16, DType::f16}) {
+    const auto got = in_float(a, q, k, v, g, gl, factors);
+    AttentionRounding rounding;
+    rounding.accumulate = rounding.output = rounding.statistics = 0x1p-24;
+    rounding.tiny = smallest_subnormal(factors);
+    for (const bool said : {true, false}) {
+      rounding.factors = said ? unit_roundoff(factors) : 0;
+      const auto b = attention_bounds(a, rounding, wide(q), wide(k), wide(v), wide(g), wide(gl));
+      for (const double r : {worst_ratio(got.o, want.o, b.o), worst_ratio(got.q, d.q, b.q),
+                             worst_ratio(got.k, d.k, b.k), worst_ratio(got.v, d.v, b.v)}) {
+        EXPECT_EQ(r <= 1, said) << name(factors) << " " << r;
+        EXPECT_GE(r, 1e-2) << name(factors);
+      }
+    }
+  }
+}
+
+// From an error of e^4 on nothing is said of a probability.
+TEST(AttentionBounds, AreBeyondAnyValueWhereAnExponentMayBeAnything) {
+  AttentionRounding rounding;
+  const auto o_of = [&](double u) {
+    rounding.accumulate = u;
+    return attention_bounds(one_head(1, 2), rounding, Values{3}, Values{1, 2}, Values{2, -4}, {},
+                            {})
+        .o[0];
+  };
+  EXPECT_LT(o_of(0x1p-8), 1);
+  EXPECT_GT(o_of(0.25), 1e60);
 }
 
 // Scores 0 and 0, so P = 1/2 each; o = -1, delta = -1, dS = p (<g,v> - delta) = 3/2 and -3/2.
