@@ -24,6 +24,7 @@
 #include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/report.hpp"
+#include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
 #include "oracle/self.hpp"
 #include "oracle/too_small.hpp"
@@ -639,17 +640,18 @@ class Gate {
   };
 
   // A control is made of the code of its family. Where some of that fails by itself, one that another check
-  // catches than the due one, or that does nothing, may have met the same wrong line: that failure is what is
-  // due.
+  // catches than the due one, that does nothing, or that stands little above its healthy twin, may have met the
+  // same wrong line: that failure is what is due.
   void leave_open_what_shares_wrong_code() {
     for (ControlResult& control : report_.controls) {
-      if (control.outcome != ControlResult::wrong_check && !control.did_nothing) continue;
+      if (control.outcome != ControlResult::wrong_check && !control.did_nothing && !weak(control)) continue;
       const auto fails = std::find_if(report_.cases.begin(), report_.cases.end(), [&](const CaseResult& c) {
         return c.family == control.family && !firing(c).empty();
       });
       if (fails == report_.cases.end()) continue;
+      const std::string why = weak(control) ? "margin " + telling::ratio(control.margin) : control.reason;
       control.outcome = ControlResult::unjudged;
-      control.reason = fmt::format("{} fails by itself, and may share code with it ({})", fails->line, control.reason);
+      control.reason = fmt::format("{} fails by itself, and may share code with it ({})", fails->line, why);
     }
   }
 

@@ -50,6 +50,13 @@ bool uneven(const Case& line) { return line.has("split") && line.text("split") =
 
 }  // namespace
 
+void stored_as_sent(const Case& line) {
+  const std::string& wire = line.text("wire");
+  if (!wire.empty() && wire != line.text("dtype"))
+    throw Rejected("a mapping that sends values as they are stored", "wire=" + wire,
+                   "leave wire= out, or choose that type by dtype=");
+}
+
 void equal_blocks(const Case& line) { require_divisible(line, dim_of(line)); }
 
 void blocks_of_both_dims(const Case& line) {

@@ -9,6 +9,7 @@
 namespace shardproof::mapping {
 
 // Preconditions: throw Rejected.
+void stored_as_sent(const Case&);       // no type of its own on the wire
 void equal_blocks(const Case&);         // the ranks of the axis divide the extent of `dim`
 void blocks_of_both_dims(const Case&);  // all-to-all: equal blocks of both dims, or uneven ones
 

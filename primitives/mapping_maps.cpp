@@ -21,6 +21,7 @@ class Pair final : public Kernel {
 
   std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
                                  std::span<const View> outputs) override {
+    stored_as_sent(rank.line());
     if (precondition_) precondition_(rank.line());
     forward_(rank, inputs[0], outputs[0]);
     return std::make_unique<Saved>();

@@ -608,7 +608,20 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
                 "strides=expanded lse_grad=on docs=7,1,8 dtype=f32", "strides=expanded_inputs",
                 "strides=expanded_inputs seq=8 batch=3 dtype=bf16"}),
        crossed({name + " cp=2 tp=2 layout=zigzag mask=causal"},
-               {"", "docs=7,1,8", "order=cp,tp", "lse_grad=on"})});
+               {"", "docs=7,1,8", "order=cp,tp", "lse_grad=on"}),
+       // Keys that meet: a path is taken where two of them are given.
+       crossed({name + " cp=4"},
+               {"lse_grad=on dtype=bf16", "lse_grad=on seq=16 batch=3", "mask=causal window=5,-1",
+                "window=-1,2", "window=0,2", "mask=causal window=5,2",
+                "kv_tokens=64 mask=causal window=5,0", "seq=16 batch=3 kv_tokens=96 mask=causal",
+                "docs=7,1,8 kv_docs=5,3,12 window=3,2"}),
+       {name + " tp=2 cp=2 softcap=2 dtype=f32",
+        name + " tp=2 cp=2 dp=2 seq=16 batch=2 mask=causal",
+        // More keys of a block than a tile holds.
+        name + " cp=2 tokens=272 heads=4 mask=causal layout=zigzag"},
+       alltoall ? crossed({name + " cp=4 heads=8 kv_heads=2 kv_replicate=on"},
+                          {"dtype=bf16", "seq=16 batch=3"})
+                : std::vector<std::string>{}});
   if (tier != "nightly") return ci;
   return together(
       {ci,
@@ -626,7 +639,9 @@ std::vector<std::string> illegal_of(const std::string& name) {
        "cp=2 layout=zigzag_row", "cp=2 docs=7,1,8 kv_tokens=8", "cp=2 docs=7,1,8 kv_docs=7,9",
        "cp=2 docs=7,1,8 kv_docs=7,-1,10", "cp=2 docs=7,1 kv_docs=0,0", "cp=2 kv_docs=7,1,40",
        "cp=2 docs=7,1,8 kv_docs=7,1,9 kv_tokens=16", "cp=2 kv_tokens=9", "cp=2 heads=8 kv_heads=3",
-       "cp=2 window=-2,0", "cp=2 batch=2", "cp=2 dp=2", "cp=2 pp=2", "tp=4 heads=12 kv_heads=3",
+       "cp=2 window=-2,0", "cp=2 window=0,-2", "cp=2 dp=2 seq=8 batch=3",
+       "cp=2 seq=8 batch=3 tokens=20", "cp=2 seq=8 batch=3 kv_tokens=10", "tp=4 heads=6 kv_heads=2",
+       "cp=2 batch=2", "cp=2 dp=2", "cp=2 pp=2", "tp=4 heads=12 kv_heads=3",
        "tp=2 heads=8 kv_heads=4 kv_replicas=2", "cp=2 softcap=-1", "cp=2 softcap=1e-320",
        "cp=2 docs=7,1,8 seq=8 batch=2", "cp=2 scale=1e6", "cp=2 scale=-1e6 docs=7,1,8",
        "cp=2 fill=large", "cp=2 docs=7,1,8 cu_seqlens=0,7,8,16",

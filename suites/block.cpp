@@ -213,7 +213,12 @@ std::vector<std::string> cases(const std::string& tier) {
        crossed({"block tp=2 cp=2 sp=on", "block tp=4 dp=2 sp=on", "block tp=2 dp=4 sp=on",
                 "block tp=2 cp=2 dp=2 sp=on order=cp,tp"},
                {"", "norm=rms", "microbatches=2 dtype=f32"}),
-       crossed({"block tp=2 sp=on"}, {"seq=8 batch=3", "activation=identity dropout=0"})});
+       crossed({"block tp=2 sp=on"}, {"seq=8 batch=3", "activation=identity dropout=0", "dtype=f16",
+                                      "seed=4294967299", "activation=silu fill=large"}),
+       {"block tp=2 dp=2", "block tp=2 cp=2"},
+       // So few terms that a half type's bound leaves little open.
+       {"block hidden=3 ffn=2 dropout=0 activation=identity dtype=bf16",
+        "block hidden=4 ffn=4 dropout=0 dtype=bf16", "block tp=2 sp=on hidden=2 ffn=2 dtype=f16"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed({"block tp=8 sp=on tokens=96 hidden=50 ffn=240", "block tp=6 sp=on",
                                 "block tp=5 sp=on tokens=40 ffn=50"},
@@ -237,6 +242,7 @@ Contract block() {
   c.draw_key = "draw";
   c.gemms = gemms;
   c.illegal = {"block tp=4 ffn=10",
+               "block tp=2 seq=8 batch=3 tokens=20",
                "block tp=4 sp=on tokens=10",
                "block tp=2 sp=on seq=3 batch=2",
                "block tp=2 ep=2",

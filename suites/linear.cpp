@@ -238,7 +238,9 @@ std::vector<Key> common_keys(Key in, Key out) {
 // ---- Column
 
 const IndexMap& rows_map(const Case& c) {
-  if (c.at("heads") > 0) return head_group_map(c.at("heads"), c.at("kv_heads"), c.at("head_dim"));
+  // A line that will be refused has operands, too.
+  if (c.at("heads") > 0 && c.at("kv_heads") > 0)
+    return head_group_map(c.at("heads"), c.at("kv_heads"), c.at("head_dim"));
   return c.on("swiglu") ? interleaved_map(2) : contiguous_map();
 }
 
@@ -338,7 +340,11 @@ std::vector<std::string> column_cases(const std::string& tier) {
                 "linear_column tp=2 cp=2 dp=2", "linear_column tp=2 dp=2 order=dp,tp"},
                {"", "sp=on"}),
        crossed({"linear_column tp=4 strides=transposed"},
-               {"", "sp=on", "gather_output=on", "seq=24 batch=2 sp=on", "whole_weight=on"})});
+               {"", "sp=on", "gather_output=on", "seq=24 batch=2 sp=on", "whole_weight=on",
+                "skip_bias_add=on", "microbatches=2"}),
+       crossed({"linear_column tp=2"},
+               {"gather_output=on skip_bias_add=on", "gather_output=on seq=8 batch=3",
+                "strides=expanded", "strides=expanded_inputs"})});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
                    crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
@@ -380,7 +386,14 @@ Contract linear_column() {
                "linear_column tp=2 heads=8 kv_heads=4 out=50",
                "linear_column tp=4 swiglu=on out=12",
                "linear_column tp=2 batch=2",
-               "linear_column tp=2 ep=2"};
+               "linear_column tp=2 ep=2",
+               "linear_column tp=2 swiglu=on gather_output=on",
+               "linear_column tp=2 heads=8 kv_heads=0 head_dim=2 out=16",
+               "linear_column tp=4 heads=6 kv_heads=6 head_dim=2 out=36",
+               "linear_column tp=2 heads=8 kv_heads=3 head_dim=2 out=28",
+               "linear_column tp=2 heads=8 kv_heads=4 head_dim=2 out=32 swiglu=on",
+               "linear_column tp=2 kv_heads=4",
+               "linear_column tp=2 seq=8 batch=3 tokens=20"};
   c.witnesses = {"linear_column tp=2 gather_output=on", "linear_column tp=3 sp=on",
                  "linear_column tp=4 sp=on", "linear_column tp=2 dp=2 sp=on", "linear_column tp=4"};
   return c;
@@ -446,8 +459,10 @@ std::vector<std::string> row_cases(const std::string& tier) {
                                        "linear_row tp=4", "linear_row tp=8"};
   const std::vector<std::string> some{"linear_row tp=2", "linear_row tp=4"};
   const auto ci = together(
-      {smoke, crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
-       crossed(some, attributes), crossed({"linear_row"}, {"input_is_parallel=off"}),
+      {smoke,
+       crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
+       crossed(some, attributes),
+       crossed({"linear_row"}, {"input_is_parallel=off"}),
        crossed(some, {"microbatches=2 dtype=bf16 grad=f32 fill=normal",
                       "microbatches=2 skip_bias_add=on sp=on dtype=bf16"}),
        crossed(
@@ -459,7 +474,11 @@ std::vector<std::string> row_cases(const std::string& tier) {
                 "linear_row tp=2 cp=2 dp=2", "linear_row tp=2 dp=2 order=dp,tp"},
                {"", "sp=on"}),
        crossed({"linear_row tp=4 strides=transposed"},
-               {"", "sp=on", "input_is_parallel=off", "seq=24 batch=2 sp=on"})});
+               {"", "sp=on", "input_is_parallel=off", "seq=24 batch=2 sp=on", "microbatches=2"}),
+       {"linear_row tp=2 dp=2 sp=on skip_bias_add=on",
+        "linear_row tp=4 sp=on skip_bias_add=on dtype=bf16 wire=f32 fill=normal",
+        "linear_row tp=2 seq=8 batch=3 input_is_parallel=off", "linear_row tp=2 tokens=8 in=1060",
+        "linear_row tp=2 strides=expanded", "linear_row tp=2 strides=expanded_inputs"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
                    crossed(crossed({"linear_row tp=5 in=50", "linear_row tp=6",
@@ -499,7 +518,8 @@ Contract linear_row() {
                "linear_row tp=2 bias=off skip_bias_add=on",
                "linear_row tp=2 frozen=on input_grad=off",
                "linear_row tp=2 batch=2",
-               "linear_row tp=2 pp=2"};
+               "linear_row tp=2 pp=2",
+               "linear_row tp=2 seq=8 batch=3 tokens=20"};
   c.witnesses = {"linear_row tp=2 input_is_parallel=off", "linear_row tp=3 sp=on",
                  "linear_row tp=4 sp=on", "linear_row tp=2 dp=2 sp=on", "linear_row tp=4"};
   return c;

@@ -176,7 +176,7 @@ Lines ci(const Row& row) {
     add(grid);
   for (const char* rest :
        {"tp=3 dtype=f32 fill=normal", "tp=8 fill=normal", "tp=4 dtype=bf16 fill=normal",
-        "cp=4 dtype=f16", "tp=3 dtype=bf16 strides=transposed"})
+        "cp=4 dtype=f16", "tp=3 dtype=bf16 strides=transposed", "tp=4 strides=expanded"})
     add(rest);
   if (row.blocks == both_dims)
     for (const char* rest :
@@ -214,8 +214,9 @@ Lines cases(const Row& row, const std::string& tier) {
 
 Lines illegal(const Row& row) {
   const std::string name = row.name;
-  if (row.blocks == uncut) return {};
-  Lines lines{name + " tp=2 tokens=5 hidden=6", name + " tp=4 tokens=8 hidden=6 dim=1",
+  if (row.blocks == uncut) return {name + " tp=2 wire=bf16"};
+  Lines lines{name + " tp=2 wire=bf16", name + " tp=2 tokens=5 hidden=6",
+              name + " tp=4 tokens=8 hidden=6 dim=1",
               name + " cp=4 tokens=6 hidden=8"};  // tp=1 would divide it
   if (row.blocks == both_dims)
     for (const char* rest : {" tp=2 tokens=6 hidden=5", " tp=4 tokens=9 hidden=12 split=uneven",

@@ -192,7 +192,8 @@ std::vector<std::string> cases(const std::string& tier) {
   const std::vector<std::string> activations{"", "activation=gelu_tanh", "activation=silu",
                                              "activation=swiglu"};
   const auto ci = together(
-      {smoke, crossed(crossed(ranks, {"", "sp=on"}), activations),
+      {smoke,
+       crossed(crossed(ranks, {"", "sp=on"}), activations),
        crossed(crossed({"mlp tp=2", "mlp tp=8 sp=on"}, activations),
                {"dtype=f32", "dtype=bf16", "dtype=f16"}),
        crossed(crossed(ranks, {"hidden=2 ffn=24 activation=identity fill=integers"}),
@@ -205,7 +206,10 @@ std::vector<std::string> cases(const std::string& tier) {
                 "microbatches=2", "microbatches=2 dtype=bf16 grad=f32",
                 "activation=swiglu strides=transposed", "between=norm_reduced strides=transposed"}),
        crossed({"mlp tp=2 dp=2", "mlp tp=4 dp=2", "mlp tp=2 dp=4", "mlp tp=2 cp=2 dp=2"},
-               {"activation=swiglu", "sp=on"})});
+               {"activation=swiglu", "sp=on"}),
+       {"mlp tp=2 activation=silu fill=large", "mlp tp=2 dp=2 between=norm_reduced",
+        "mlp tp=2 between=norm_reduced bias=off",
+        "mlp tp=2 whole_weight=on activation=swiglu microbatches=2"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed(crossed(ranks, {"", "sp=on"}), activations),
                                {"between=norm_reduced", "dtype=f32", "dtype=bf16 wire=f32",
@@ -232,7 +236,8 @@ Contract mlp() {
                "mlp tp=2 between=norm",
                "mlp tp=2 between=softmax",
                "mlp tp=2 between=topk",
-               "mlp tp=2 ep=2"};
+               "mlp tp=2 ep=2",
+               "mlp tp=2 seq=8 batch=3 tokens=20"};
   // At p = 2 the norm: at larger p a sum in each rank's own order would reach no replicated result
   // through its statistics, which every rank uses on its own columns.
   c.witnesses = {"mlp tp=2 between=norm_reduced", "mlp tp=3 sp=on",

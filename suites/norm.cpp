@@ -104,9 +104,13 @@ std::vector<std::string> cases(const std::string& tier) {
                         "norm_sequence tp=2 dp=4", "norm_sequence cp=4"},
                        {"sp=on", "sp=on reduce=tp"}),
                norms),
-       crossed({"norm_sequence tp=2 sp=on"},
-               {"seq=8 batch=3", "microbatches=3 dtype=f32", "microbatches=2 dtype=bf16 grad=f32",
-                "tokens=48 hidden=33", "hidden=1 norm=rms"})});
+       crossed(
+           {"norm_sequence tp=2 sp=on"},
+           {"seq=8 batch=3", "microbatches=3 dtype=f32", "microbatches=2 dtype=bf16 grad=f32",
+            "tokens=48 hidden=33", "hidden=1 norm=rms", "hidden=130", "seq=8 batch=3 norm=rms"}),
+       {"norm_sequence cp=2 dp=2", "norm_sequence tp=2 dp=2 sp=on reduce=tp microbatches=2",
+        "norm_sequence tp=2 dp=2 sp=on seq=8 batch=3",
+        "norm_sequence tp=4 sp=on strides=expanded"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed({"norm_sequence tp=5 sp=on tokens=240",
                                         "norm_sequence tp=8 sp=on tokens=240 hidden=130",
@@ -128,8 +132,11 @@ Contract norm_sequence() {
   c.traffic = traffic;
   c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
   c.cases = cases;
-  c.illegal = {"norm_sequence tp=4 sp=on tokens=10", "norm_sequence tp=2 sp=on seq=3 batch=2",
-               "norm_sequence dp=2 tokens=9", "norm_sequence tp=2 batch=2",
+  c.illegal = {"norm_sequence tp=4 sp=on tokens=10",
+               "norm_sequence tp=2 seq=8 batch=3 tokens=20",
+               "norm_sequence tp=2 sp=on seq=3 batch=2",
+               "norm_sequence dp=2 tokens=9",
+               "norm_sequence tp=2 batch=2",
                "norm_sequence tp=2 ep=2"};
   c.witnesses = {"norm_sequence tp=2 sp=on", "norm_sequence tp=3 sp=on", "norm_sequence tp=4 sp=on",
                  "norm_sequence tp=2 dp=2 sp=on"};

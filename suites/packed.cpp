@@ -76,7 +76,9 @@ std::vector<std::string> rotary_cases(const std::string& tier) {
        crossed({"rotary_context cp=4 layout=zigzag"},
                {"dtype=f32 tokens=4096 heads=2", "dtype=f16", "seq=8 batch=3", "head_dim=2",
                 "seq=16 batch=2 dp=2", "strides=transposed docs=9,7", "strides=expanded docs=9,7",
-                "strides=expanded_inputs dtype=f32", "base=500000 head_dim=8"})});
+                "strides=expanded_inputs dtype=f32", "base=500000 head_dim=8",
+                "dtype=bf16 tokens=1024 heads=2", "dtype=f16 tokens=8192 heads=1"}),
+       {"rotary_context tp=2 cp=2 layout=zigzag"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"dtype=f32 tokens=24576 heads=2", "docs=1,2,3,4,5,6,7",
                                        "layout=zigzag docs=1,2,3,4,5,6,7 dtype=bf16"})});
@@ -110,9 +112,9 @@ Contract rotary_context() {
   c.traffic = [](const Case&, const std::string&, int) { return std::vector<Traffic>{}; };
   c.cases = rotary_cases;
   c.sequences = sequences_of;
-  c.illegal = {"rotary_context cp=2 head_dim=3", "rotary_context cp=4 tokens=10",
-               "rotary_context cp=2 docs=7,-1,8", "rotary_context tp=4 heads=6",
-               "rotary_context cp=2 docs=7,1 tokens=9"};
+  c.illegal = {"rotary_context cp=2 head_dim=3", "rotary_context cp=2 seq=8 batch=3 tokens=20",
+               "rotary_context cp=4 tokens=10",  "rotary_context cp=2 docs=7,-1,8",
+               "rotary_context tp=4 heads=6",    "rotary_context cp=2 docs=7,1 tokens=9"};
   c.witnesses = {};
   return c;
 }
@@ -246,6 +248,8 @@ std::vector<std::string> loss_cases(const std::string& tier) {
                {"docs=9,7 prompt=2", "dtype=f16", "docs=7,8,9 strides=transposed", "vocab=2",
                 "docs=7,8,9 strides=expanded", "strides=expanded_inputs dtype=f32",
                 "docs=7,1,8 index=i32", "cu_seqlens=0,0,5,5,14 index=i64 strides=transposed"}),
+       {"loss_packed cp=2 fill=large", "loss_packed cp=2 docs=7,1,8 normalise=groups",
+        "loss_packed cp=2 vocab=131"},
        {"loss_packed cp=2 docs=9,7 index=i64", "loss_packed cp=2 docs=7,9 index=i64",
         "loss_packed cp=4 layout=zigzag_row docs=17,1,2 index=i32 dtype=bf16"},
        // A dp rank whose tokens are all masked: its count is taken for 1.
@@ -271,6 +275,7 @@ Contract loss_packed() {
   c.traffic = loss_traffic;
   c.cases = loss_cases;
   c.illegal = {"loss_packed cp=4 tokens=10",
+               "loss_packed cp=2 seq=8 batch=3 tokens=20",
                "loss_packed tp=2",
                "loss_packed cp=2 docs=7,-1,8",
                "loss_packed dp=2",
@@ -351,9 +356,10 @@ Contract zigzag_exchange() {
   c.integer_range = [](const Case& line) { return exact_range(line.dtype(), 1, 1); };
   c.cases = exchange_cases;
   c.sequences = sequences_of;
-  c.illegal = {"zigzag_exchange cp=2 layout=contiguous", "zigzag_exchange cp=4 tokens=12",
-               "zigzag_exchange tp=2", "zigzag_exchange cp=2 docs=7,-1,8",
-               "zigzag_exchange cp=2 layout=zigzag_row"};
+  c.illegal = {
+      "zigzag_exchange cp=2 layout=contiguous", "zigzag_exchange cp=2 seq=8 batch=3 tokens=20",
+      "zigzag_exchange cp=4 tokens=12",         "zigzag_exchange tp=2",
+      "zigzag_exchange cp=2 docs=7,-1,8",       "zigzag_exchange cp=2 layout=zigzag_row"};
   c.witnesses = {"zigzag_exchange cp=2 docs=7,1,8", "zigzag_exchange cp=3 docs=7,1,8",
                  "zigzag_exchange cp=4", "zigzag_exchange cp=2 dp=2 seq=8 batch=4"};
   return c;

@@ -172,7 +172,10 @@ Contract replicated_gradients() {
          crossed({"replicated_gradients", "replicated_gradients tp=3", "replicated_gradients tp=8",
                   "replicated_gradients tp=2 cp=2 dp=2 over=tp,cp",
                   "replicated_gradients tp=4 dp=2 over=tp", "replicated_gradients tp=2 dp=4"},
-                 {"", "dtype=f32", "dtype=bf16", "dtype=f32 fill=normal", "strides=transposed"})});
+                 {"", "dtype=f32", "dtype=bf16", "dtype=f32 fill=normal", "strides=transposed"}),
+         {"replicated_gradients tp=2 cp=2 dp=2 over=tp,cp,dp",
+          "replicated_gradients tp=2 dtype=f16",
+          "replicated_gradients tp=4 dtype=bf16 wire=f32 fill=normal"}});
     if (tier != "nightly") return ci;
     return together({ci, crossed({"replicated_gradients tp=8 hidden=130 rows=17",
                                   "replicated_gradients tp=6", "replicated_gradients cp=5"},
@@ -261,13 +264,16 @@ Contract replicated_router() {
                                {"tp=2 sp=on", "tp=4 sp=on", "tp=4", "tp=2 cp=2", "tp=2 dp=2 sp=on",
                                 "tp=4 sp=on bias=off", "tp=2 sp=on microbatches=2"});
     if (tier == "smoke") return smoke;
-    const auto ci = together(
-        {smoke, crossed({"replicated_router", "replicated_router tp=3 sp=on",
-                         "replicated_router tp=8 sp=on", "replicated_router tp=2 cp=2 dp=2 sp=on",
-                         "replicated_router tp=2 dp=2 sp=on reduce=tp",
-                         "replicated_router tp=2 dp=2 sp=on order=dp,tp"},
-                        {"", "dtype=f32", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
-                         "strides=transposed", "seq=24 batch=2"})});
+    const auto ci =
+        together({smoke,
+                  crossed({"replicated_router", "replicated_router tp=3 sp=on",
+                           "replicated_router tp=8 sp=on", "replicated_router tp=2 cp=2 dp=2 sp=on",
+                           "replicated_router tp=2 dp=2 sp=on reduce=tp",
+                           "replicated_router tp=2 dp=2 sp=on order=dp,tp"},
+                          {"", "dtype=f32", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
+                           "strides=transposed", "seq=24 batch=2"}),
+                  {"replicated_router tp=2 sp=on dtype=bf16 wire=f32 fill=normal",
+                   "replicated_router tp=2 sp=on dtype=f16 fill=normal"}});
     if (tier != "nightly") return ci;
     return together(
         {ci, crossed({"replicated_router tp=8 sp=on tokens=240 hidden=65",
@@ -281,7 +287,8 @@ Contract replicated_router() {
                              {"dX = dY W", true, own, h, e},
                              {"dW = dY^T X", true, e, h, own}};
   };
-  c.illegal = {"replicated_router tp=4 sp=on tokens=10", "replicated_router tp=2 pp=2",
+  c.illegal = {"replicated_router tp=4 sp=on tokens=10",
+               "replicated_router tp=2 seq=8 batch=3 tokens=20", "replicated_router tp=2 pp=2",
                "replicated_router tp=2 sp=on seq=3 batch=2"};
   c.witnesses = {"replicated_router tp=2 sp=on", "replicated_router tp=3 sp=on",
                  "replicated_router tp=4 sp=on", "replicated_router tp=2 dp=2 sp=on"};
@@ -402,16 +409,20 @@ Contract replicated_qk_norm() {
                                          "tp=4 kv_heads=1", "tp=2 dp=2", "tp=2 dtype=bf16"});
     if (tier == "smoke") return smoke;
     const auto ci = together(
-        {smoke, crossed({"replicated_qk_norm", "replicated_qk_norm tp=8",
-                         "replicated_qk_norm tp=8 kv_heads=2", "replicated_qk_norm tp=2 cp=2 dp=2",
-                         "replicated_qk_norm tp=4 dp=2 kv_heads=2 reduce=tp"},
-                        {"", "dtype=f32", "dtype=bf16", "strides=transposed", "seq=8 batch=3"})});
+        {smoke,
+         crossed({"replicated_qk_norm", "replicated_qk_norm tp=8",
+                  "replicated_qk_norm tp=8 kv_heads=2", "replicated_qk_norm tp=2 cp=2 dp=2",
+                  "replicated_qk_norm tp=4 dp=2 kv_heads=2 reduce=tp"},
+                 {"", "dtype=f32", "dtype=bf16", "strides=transposed", "seq=8 batch=3"}),
+         {"replicated_qk_norm tp=2 microbatches=2", "replicated_qk_norm tp=2 dtype=f16",
+          "replicated_qk_norm tp=4 kv_heads=2 sp=on microbatches=2 dtype=bf16 grad=f32"}});
     if (tier != "nightly") return ci;
     return together({ci, crossed({"replicated_qk_norm tp=8 head_dim=64 tokens=96",
                                   "replicated_qk_norm tp=6 heads=12 kv_heads=3"},
                                  {"", "dtype=f32", "dtype=f16"})});
   };
-  c.illegal = {"replicated_qk_norm tp=3", "replicated_qk_norm tp=4 heads=9 kv_heads=3",
+  c.illegal = {"replicated_qk_norm tp=3", "replicated_qk_norm tp=2 seq=8 batch=3 tokens=20",
+               "replicated_qk_norm tp=4 heads=9 kv_heads=3",
                "replicated_qk_norm tp=4 heads=12 kv_heads=3",
                "replicated_qk_norm tp=4 kv_heads=2 kv_replicas=4"};
   c.witnesses = {"replicated_qk_norm tp=2", "replicated_qk_norm tp=3 heads=6 kv_heads=3",
@@ -600,7 +611,9 @@ Contract replicated_qkv() {
                  {"", "sp=on", "dtype=f32 fill=normal", "sp=on dtype=f32",
                   "sp=on dtype=bf16 fill=normal"}),
          crossed({"replicated_qkv tp=4 kv_heads=2", "replicated_qkv tp=4 kv_heads=2 form=gather"},
-                 {"strides=transposed", "seq=8 batch=3 sp=on", "microbatches=2"})});
+                 {"strides=transposed", "seq=8 batch=3 sp=on", "microbatches=2",
+                  "microbatches=2 sp=on", "dtype=f16 fill=normal"}),
+         {"replicated_qkv tp=2 kv_heads=1 dtype=bf16 grad=f32 fill=normal"}});
     if (tier != "nightly") return ci;
     return together(
         {ci, crossed(crossed({"replicated_qkv tp=8 heads=16 kv_heads=4 head_dim=10 tokens=96",
@@ -624,6 +637,7 @@ Contract replicated_qkv() {
                              {"dX += dV Wv", true, T, h, k}};
   };
   c.illegal = {"replicated_qkv tp=3",
+               "replicated_qkv tp=2 seq=8 batch=3 tokens=20",
                "replicated_qkv tp=4 heads=12 kv_heads=3",
                "replicated_qkv tp=4 heads=6 kv_heads=4",
                "replicated_qkv tp=8 heads=8 kv_heads=1 head_dim=3 form=gather",
@@ -784,10 +798,12 @@ Contract replicated_step() {
     const auto smoke = crossed(
         {"replicated_step"}, {"tp=2", "tp=4", "tp=2 dp=2 over=dp", "dp=4 dtype=bf16", "tp=2 lr=1"});
     if (tier == "smoke") return smoke;
-    return together({smoke, crossed({"replicated_step", "replicated_step tp=3",
-                                     "replicated_step dp=8", "replicated_step tp=2 cp=2 dp=2"},
-                                    {"", "dtype=f32", "dtype=f16", "dtype=f32 fill=normal",
-                                     "strides=transposed"})});
+    return together(
+        {smoke,
+         crossed({"replicated_step", "replicated_step tp=3", "replicated_step dp=8",
+                  "replicated_step tp=2 cp=2 dp=2"},
+                 {"", "dtype=f32", "dtype=f16", "dtype=f32 fill=normal", "strides=transposed"}),
+         {"replicated_step tp=2 dtype=bf16 wire=f32 fill=normal"}});
   };
   c.illegal = {"replicated_step tp=2 ep=2"};
   c.witnesses = {"replicated_step tp=2", "replicated_step tp=3", "replicated_step tp=4",

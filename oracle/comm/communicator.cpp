@@ -4,11 +4,16 @@
 // through as it is when it is laid out like that already: contiguous, and cut along a dim with no
 // extent before it. Every other view travels as a packed temporary. Temporaries that receive start
 // as poison: what a transport leaves unwritten reaches the caller as unwritten.
+//
+// A call in flight belongs to the transport: one that reads `in` late, or writes `out` early, is as
+// right as one that copies at once. On the host the caller's bytes are therefore those of its start
+// when it waits, and results arrive then.
 #include "oracle/comm/communicator.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 namespace shardproof {
 
@@ -234,9 +239,10 @@ struct Communicator::Packed {
     receives_in_place = may_alias && same_view(in.view, out);
     return in_view;
   }
-  const View& receive(const Call& c, const Side& out) {
+  const View& receive(const Call& c, const Side& out, bool in_place = true) {
     if (receives_in_place) return in_view;
-    if (out.laid_out_for_the_door()) return out.view;
+    if (out.laid_out_for_the_door() && (in_place || out.view.space == Space::device))
+      return out.view;
     require_host(c, out.view);
     out_view = reserve(out_bytes, out);
     fill_with_poison(out_view);
@@ -249,11 +255,41 @@ struct Communicator::Packed {
   }
 };
 
+namespace {
+
+// Of the bytes that a view denotes, in its order; 0 for one of a device.
+uint64_t bits_of(const View& v) {
+  if (v.space == Space::device || v.elements() == 0) return 0;
+  Bytes packed;
+  const std::byte* data = v.data;
+  if (!v.contiguous()) {
+    packed.resize(size_t(v.bytes()));
+    pack(v, packed.data());
+    data = packed.data();
+  }
+  uint64_t bits = 0;
+  const auto mix = [&](uint64_t word) {
+    bits = (bits ^ word) * 0x9e3779b97f4a7c15;
+    bits ^= bits >> 32;
+  };
+  const size_t size = size_t(v.bytes());
+  for (size_t at = 0; at < size; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, data + at, std::min<size_t>(8, size - at));
+    mix(word);
+  }
+  return bits;
+}
+
+}  // namespace
+
 // A call in flight whose caller has gone on: everything that wait needs, owned.
 struct Communicator::Pending {
   Packed packed;
-  View in, out;          // the caller's
-  const View* received;  // where the door puts it: `out` or a temporary
+  Call call;
+  View in, out;  // the caller's
+  uint64_t in_bits = 0, out_bits = 0;
+  const View* received = nullptr;  // where the door puts it: a temporary, or `out` on a device
 };
 
 Communicator::Communicator(Group group, Door& door, Stream stream)
@@ -284,10 +320,13 @@ void Communicator::run(const Call& c, const Side& in, const Side& out) {
 
 Ticket Communicator::begin(const Call& c, const View& in, const View& out) {
   auto pending = std::make_unique<Pending>();
+  pending->call = c;
   pending->in = in;
   pending->out = out;
+  pending->in_bits = bits_of(in);
+  pending->out_bits = bits_of(out);
   const View& sent = pending->packed.send(c, Side{pending->in}, pending->out);
-  pending->received = &pending->packed.receive(c, Side{pending->out});
+  pending->received = &pending->packed.receive(c, Side{pending->out}, /*in_place=*/false);
   const Ticket t = door_.start(c, sent, *pending->received, stream_);
   pending_.emplace(t, std::move(pending));
   return t;
@@ -302,6 +341,11 @@ void Communicator::wait(Ticket t) {
   const Pending* pending = node.mapped().get();
   if (!pending) return;  // completed at its start
   door_.wait(t, stream_);
+  for (const auto& [what, view, bits] : {std::tuple{"in", &pending->in, pending->in_bits},
+                                         std::tuple{"out", &pending->out, pending->out_bits}})
+    if (bits_of(*view) != bits)
+      refuse(pending->call, std::string(what) + " untouched from its start to its wait",
+             "other bytes in it", "the transport may still read or write it; wait first");
   Packed::deliver(*pending->received, Side{pending->out});
 }
 

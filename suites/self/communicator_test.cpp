@@ -198,6 +198,34 @@ TEST(Communicator, calls_in_flight_may_be_waited_for_in_any_order) {
   });
 }
 
+// A transport may read `in` until wait, and write `out` from the start on.
+TEST(Communicator, buffers_in_flight_are_not_the_callers) {
+  run_quietly(line_of(2), [&](TestRank& r) {
+    Communicator tp(r.group(Axis::tp), r.transport);
+    Tensor mine({2}), next({2});
+    for (Tensor* touched : {&mine, &next}) {
+      mine.fill([&](const Shape& i) { return code(tp.rank(), i); });
+      const Ticket t = tp.shift(mine.view(), next.view(), 1);
+      fill_from(touched->view().narrow(0, 1, 1), Values{99});
+      try {
+        tp.wait(t);
+        ADD_FAILURE() << "nobody saw it";
+      } catch (const std::invalid_argument& e) {
+        const std::string what = e.what(), name = touched == &mine ? "in" : "out";
+        EXPECT_NE(what.find("expected " + name + " untouched from its start to its wait"),
+                  std::string::npos)
+            << what;
+      }
+    }
+    // Read, and written over once it has arrived.
+    const Ticket t = tp.shift(mine.view(), next.view(), 1);
+    const Values kept = mine.values();
+    tp.wait(t);
+    fill_from(mine.view(), kept);
+    EXPECT_EQ(next.values(), (Values{code(1 - tp.rank(), {0}), code(1 - tp.rank(), {1})}));
+  });
+}
+
 // A ring that shifts a buffer onto itself, and a gather out of the gathered buffer.
 TEST(Communicator, overlapping_buffers_are_told_apart) {
   run_quietly(line_of(3), [&](TestRank& r) {
