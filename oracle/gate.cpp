@@ -191,7 +191,12 @@ class Planner {
   void select_failed() {
     if (options_.seed || options_.seeds > 1)
       throw BadInput(fmt::format("--seed, --seeds: expected none beside --failed {}, whose lines have their own seeds; leave them out", options_.failed));
-    const auto lines = failed_lines(options_.failed);
+    bool complete = true;
+    const auto lines = failed_lines(options_.failed, &complete);
+    if (lines.empty() && !complete)
+      throw BadInput(fmt::format("--failed: expected the report of a run in which something did not pass, met {}, which did not reach "
+                                 "its end and in which nothing had failed until then; run that gate again",
+                                 options_.failed));
     if (lines.empty())
       throw BadInput(fmt::format("--failed: expected the report of a run in which something did not pass, met {}, where nothing failed; "
                                  "there is nothing to run again",
@@ -207,6 +212,7 @@ class Planner {
           fmt::format("--failed: expected patterns and options that leave a line of what failed in "
                       "{}, met some that leave none of {}; the first is {}",
                       options_.failed, lines.size(), lines[0].line));
+    if (!complete) not_due_.push_back(fmt::format("--failed {}: what that run left unjudged, as it did not reach its end", options_.failed));
   }
 
   // Checks that were named, that no line is asked, and of which nothing has been said.

@@ -50,6 +50,7 @@ struct FailedLine {
   std::string line;
   bool control = false;  // of a broken run; else its subject was judged, be it a twin
 };
-std::vector<FailedLine> failed_lines(const std::string& folder);
+// `complete`, where it is given: whether that run reached its end.
+std::vector<FailedLine> failed_lines(const std::string& folder, bool* complete = nullptr);
 
 }  // namespace shardproof

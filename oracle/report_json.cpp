@@ -28,10 +28,9 @@
 //   controls   one entry for each broken run:
 //     line (canonical, the witness) short control kind (operator; null: a named control) family
 //     contract lane check = expected_check   verdict: of that check on the broken run, "failed"
-//     where it was caught outcome (caught | escaped | wrong_check | equivalent | unjudged |
-//     unproven)
-//     caught_by reason imitates ratio bound exact margin ("inf" where exact: any error is
-//     infinitely far above the bound) rank index where seconds replay
+//     where it was caught, null where that says nothing outcome (caught | escaped | wrong_check |
+//     equivalent | unjudged | unproven) caught_by reason imitates ratio bound exact margin ("inf"
+//     where exact: any error is infinitely far above the bound) rank index where seconds replay
 #include <unistd.h>
 
 #include <algorithm>
@@ -130,7 +129,9 @@ ordered_json entry(const ControlResult& c) {
   j["lane"] = c.lane;
   j["check"] = c.expected_check;
   j["expected_check"] = c.expected_check;
-  j["verdict"] = name(caught ? Verdict::failed : Verdict::passed);
+  const bool unseen = c.outcome == ControlResult::unjudged || c.outcome == ControlResult::unproven;
+  j["verdict"] =
+      unseen ? ordered_json() : ordered_json(name(caught ? Verdict::failed : Verdict::passed));
   j["outcome"] = name(c.outcome);
   j["caught_by"] = text_if_any(c.caught_by);
   j["reason"] = text_if_any(c.reason);
@@ -221,6 +222,7 @@ ordered_json head_of(const Report& report) {
   j["verdict"] = verdict_of(code);
   j["exit_code"] = code;
   j["reasons"] = no_judgement(report);
+  if (!report.complete && counts(report).blamed() > 0) j["reasons"].push_back(unfinished);
   j["command"] = report.command;
   j["program"] = report.program;
   j["versions"] = report.versions;
@@ -314,8 +316,9 @@ void write_report(const Report& report, const std::string& folder) {
   write_whole(folder, "index.html", index_html(report));
 }
 
-std::vector<FailedLine> failed_lines(const std::string& folder) {
+std::vector<FailedLine> failed_lines(const std::string& folder, bool* complete) {
   const EarlierReport report = read_report(folder, "--failed");
+  if (complete) *complete = report.complete;
   std::vector<FailedLine> lines;
   auto add = [&](const std::string& line, bool control) {
     if (std::none_of(lines.begin(), lines.end(), [&](auto& l) { return l.line == line; }))

@@ -79,10 +79,11 @@ TestCase test_of(const ControlResult& c, const std::string& program) {
 
 TestCase judgement_of(const Report& report) {
   TestCase t{"shardproof", "judgement", report.self.seconds, TestCase::passed, "", "", ""};
-  const std::vector<std::string> why = no_judgement(report);
+  std::vector<std::string> why = no_judgement(report);
+  t.type = "no judgement";
+  if (why.empty() && !report.complete) t.type = "interrupted", why = {unfinished};
   if (why.empty()) return t;
   t.what = TestCase::failure;
-  t.type = "no judgement";
   t.message = joined(why, "; ");
   t.text = closing(report);
   return t;

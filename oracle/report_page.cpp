@@ -130,7 +130,9 @@ class Findings {
     if (full()) return;
     const Finding* f = check.findings.empty() ? nullptr : &check.findings[0];
     const double ratio = f && f->numeric ? f->ratio : check.ratio;
-    const std::string call = "run " + c.line + " --check " + check.check;
+    const std::string call =
+        (c.replay.empty() ? "run " + c.line : c.replay.substr(0, c.replay.find(" --check "))) +
+        " --check " + check.check;
     put({{"control", "false"},
          {"verdict", json_text(name(check.verdict))},
          {"family", brief(c.family)},

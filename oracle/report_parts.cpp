@@ -379,8 +379,9 @@ Ending ending(const Report& report) {
     return {"NO JUDGEMENT", sentence};
   }
   if (n.blamed() > 0)
-    return {"FAILED", fmt::format("{}: {}; in {} of {}", number_of(n.checks, "check"), tally(n),
-                                  blamed_cases(report), number_of(n.cases, "case"))};
+    return {"FAILED", fmt::format("{}: {}; in {} of {}{}", number_of(n.checks, "check"), tally(n),
+                                  blamed_cases(report), number_of(n.cases, "case"),
+                                  report.complete ? "" : fmt::format("; {}", unfinished))};
   if (n.checks == 0)
     return {"PASSED",
             fmt::format("no check of a subject was selected; of {} {} caught, {} equivalent",

@@ -308,7 +308,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   truths_.trim();
   j.result.line = print(line);
   j.result.canonical = print_canonical(line);
-  j.result.replay = "run " + j.result.line;
+  j.result.replay = "run " + j.result.line + (worlds_.options().in_process ? " --in-process" : "");
   j.result.contract = line.contract;
   j.result.family = registry_.contract(line.contract).family;
   j.result.lane = lane;

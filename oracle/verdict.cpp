@@ -198,7 +198,7 @@ void judge_what_ran(const Report& report, const Counts& n, std::vector<std::stri
     why.push_back(number_of(silent.untested, "check") + " due and never judged");
   if (silent.vacuous > 0)
     why.push_back(number_of(silent.vacuous, "check") + " vacuous: compared nothing that counts");
-  if (!report.complete && n.blamed() == 0) why.push_back("the run did not reach its end");
+  if (!report.complete && n.blamed() == 0) why.push_back(unfinished);
 }
 
 }  // namespace

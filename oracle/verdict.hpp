@@ -126,6 +126,8 @@ Counts counts(const Report&);
 
 // Why nobody can be blamed, a phrase each; empty: the judge is fit and everything due was judged.
 std::vector<std::string> no_judgement(const Report&);
+// Said of a run that ended early, beside what failed until then.
+inline constexpr const char* unfinished = "the run did not reach its end";
 // 3 where no_judgement has something to say, else 1 where a subject failed, hung or crashed, else 0.
 int exit_code(const Report&);
 

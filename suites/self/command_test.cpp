@@ -314,6 +314,34 @@ TEST_F(Command, AReportWithoutFailuresLeavesNothingToRunAgain) {
   EXPECT_TRUE(holds(again.err, "nothing failed")) << again.err;
 }
 
+// A run that ended early has not shown that nothing is wrong.
+TEST_F(Command, AReportOfARunThatEndedEarlyIsNotTakenForAWholeOne) {
+  Folder folder;
+  const auto cut_short = [&](const char* name, Words words) {
+    words.insert(words.end(), {"--report", folder / name});
+    EXPECT_NE(call(words).code, 2);
+    const std::string report = folder / name + "/report.json";
+    std::string text = text_of(report);
+    text.replace(text.find("\"complete\": true"), 16, "\"complete\": false");
+    std::ofstream(report) << text;
+  };
+  cut_short("passed", {"run", contract, "tp=2"});
+  const Ended none = call({"gate", "--failed", folder / "passed"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(holds(none.err, "did not reach its end and in which nothing had failed until then")) << none.err;
+  cut_short("failed", {"run", contract, "tp=2", "control=row_bias_gradient_times_p"});
+  const Ended some = call({"gate", "--failed", folder / "failed", "--dry-run"});
+  EXPECT_EQ(some.code, 0) << some.err;
+  EXPECT_TRUE(holds(some.out, "what that run left unjudged, as it did not reach its end")) << some.out;
+}
+
+// Ranks that are threads of the program that a debugger holds stay so when a line is replayed.
+TEST_F(Command, AReplayKeepsRanksInTheProcess) {
+  const Ended ended = call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "transport=threads", "--in-process"});
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_TRUE(holds(ended.out, " transport=threads control=row_bias_gradient_times_p --in-process --check gradient\n")) << ended.out;
+}
+
 TEST_F(Command, WhatFailedIsChosenFromAsEverythingElse) {
   Folder folder;
   ASSERT_EQ(call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "--report", folder / "r"}).code, 1);

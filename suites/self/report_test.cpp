@@ -340,6 +340,18 @@ TEST(ExitCode, ARunThatDidNotEndCannotPass) {
   EXPECT_EQ(exit_code(r), 1);
 }
 
+// What failed until then stands, and every form says that there was more to come.
+TEST(Reports, OfARunThatDidNotEndSayIt) {
+  Report r = report_of({bias_summed_twice()});
+  const std::string said = "the run did not reach its end";
+  EXPECT_FALSE(contains(report_json(r) + junit_xml(r) + summary_markdown(r) + closing(r), said));
+  r.complete = false;
+  EXPECT_TRUE(contains(report_json(r), "\"reasons\": [\"" + said + "\"]")) << report_json(r);
+  EXPECT_TRUE(contains(junit_xml(r), "<failure type=\"interrupted\" message=\"" + said + "\"")) << junit_xml(r);
+  EXPECT_TRUE(contains(summary_markdown(r), "in 1 of 1 case; " + said)) << summary_markdown(r);
+  EXPECT_TRUE(contains(closing(r), said));
+}
+
 TEST(Counts, ChecksAndCasesAreCountedApart) {
   const Counts n = counts(report_of({healthy(), with(Verdict::failed), with(Verdict::hung)},
                                     {caught(), with(ControlResult::escaped)}));
@@ -988,6 +1000,19 @@ TEST(FailedLines, AreTheLinesThatDidNotPassEachOnce) {
   std::vector<std::pair<std::string, bool>> met;
   for (const FailedLine& l : failed_lines(folder.path())) met.emplace_back(l.line, l.control);
   EXPECT_EQ(met, due);
+}
+
+TEST(FailedLines, SayWhetherThatRunReachedItsEnd) {
+  Folder folder;
+  Report r = report_of({healthy()});
+  bool complete = false;
+  write_report(r, folder.path());
+  failed_lines(folder.path(), &complete);
+  EXPECT_TRUE(complete);
+  r.complete = false;
+  write_report(r, folder.path());
+  EXPECT_TRUE(failed_lines(folder.path(), &complete).empty());
+  EXPECT_FALSE(complete);
 }
 
 TEST(FailedLines, RefuseWhatIsNotAReport) {
