@@ -155,7 +155,7 @@ std::string stands(const Trace& t) {
   if (t.calls_in_phase == 0) return fmt::format("{} {}, before its first call", verb, name(t.phase));
   std::string group;
   for (int i = 0; i < t.group_size; ++i) group += (i ? "," : "") + std::to_string(t.members[i]);
-  return fmt::format("{} {}, call {}: {}{}{}, {} x {}, {}{{{}}}, at {}", verb, name(t.phase), t.calls_in_phase, name(t.op),
+  return fmt::format("{} {}, {}call {}: {}{}{}, {} x {}, {}{{{}}}, at {}", verb, name(t.phase), t.returned ? "after " : "", t.calls_in_phase, name(t.op),
                      t.reduce == Reduce::none ? "" : std::string(" ") + name(t.reduce),
                      t.op == Op::shift ? fmt::format(" {:+}", t.hop) : "", t.count, name(t.dtype), t.label, group, t.site);
 }

@@ -83,6 +83,7 @@ struct Trace {
   Op op = Op::barrier;
   Reduce reduce = Reduce::none;
   DType dtype = DType::f64;
+  bool returned = false;          // the call below has ended: the rank is behind it
   int32_t hop = 0;
   uint32_t case_number = 0, shot = 0;
   uint32_t calls_in_phase = 0;    // calls begun in this phase so far; the current one included

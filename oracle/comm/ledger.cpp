@@ -168,6 +168,7 @@ void write_trace(Trace& t, const LedgerEntry& e, const Call& c, const RankState&
   t.dtype = c.dtype;
   t.hop = c.root_or_hop;
   t.count = c.count;
+  t.returned = false;
   t.group = c.group->id;
   write_text(t.label, e.label);
   const size_t shown = std::min(e.members.size(), sizeof t.members / sizeof t.members[0]);
@@ -184,10 +185,13 @@ Ticket LedgerDoor::start(const Call& call, const View& in, const View& out, Stre
   e.number = next_number(entries_, e.phase, e.label);
   if (state_.trace) write_trace(*state_.trace, e, call, state_);
   entries_.push_back(std::move(e));
-  return next_.start(call, in, out, stream);
+  return last_ = next_.start(call, in, out, stream);
 }
 
-void LedgerDoor::wait(Ticket ticket, Stream stream) { next_.wait(ticket, stream); }
+void LedgerDoor::wait(Ticket ticket, Stream stream) {
+  next_.wait(ticket, stream);
+  if (state_.trace && ticket == last_) state_.trace->returned = true;
+}
 
 std::vector<LedgerEntry> LedgerDoor::take() { return std::exchange(entries_, {}); }
 

@@ -65,6 +65,7 @@ class LedgerDoor : public Door {
   RankState& state_;
   Door& next_;
   std::vector<LedgerEntry> entries_;
+  Ticket last_ = 0;  // of the call that the trace tells of
 };
 
 }  // namespace shardproof

@@ -330,6 +330,7 @@ class Impl final : public MessageDoor {
     t.op = call.op;
     t.reduce = call.reduce;
     t.dtype = call.dtype;
+    t.returned = false;
     t.hop = call.root_or_hop;
     t.count = call.count;
     t.group = call.group->id;

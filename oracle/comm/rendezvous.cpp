@@ -237,6 +237,7 @@ void ArenaDoor::note(const Call& call) {
   t.op = call.op;
   t.reduce = call.reduce;
   t.dtype = call.dtype;
+  t.returned = false;
   t.hop = call.root_or_hop;
   t.count = call.count;
   t.group = call.group->id;

@@ -539,7 +539,10 @@ TEST(Ledger, entries_say_what_was_asked) {
     cp.all_gather(x.view(), tall.view(), 0);
     tp.reduce_scatter(tall.view(), y.view(), 0);
     r.state.phase = Phase::backward;
-    tp.wait(tp.shift(x.view(), y.view(), 1));
+    const Ticket turn = tp.shift(x.view(), y.view(), 1);
+    EXPECT_FALSE(traces[rank].returned);
+    tp.wait(turn);
+    EXPECT_TRUE(traces[rank].returned);
     const Shape cut = {0, 2};
     if (r.state.rank < 2) {  // uneven: member 0 keeps nothing, member 1 gets all
       Tensor mine({tp.rank() ? 4 : 0, 3}, Strides::contiguous, DType::f32);
