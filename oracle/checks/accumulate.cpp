@@ -114,7 +114,9 @@ void judge_second(const Evidence& e, Tally& total) {
     total.ratio = std::max(total.ratio, j.ratio);
     for (Finding& f : j.findings) {
       f.message += fmt::format("{}{} of F0 B0 F1 B1", f.message.empty() ? "" : ", ", second);
-      f.means = "right the first time and wrong the second: something of the first forward was kept";
+      f.means =
+          "right the first time and wrong the second: something of the first forward was kept, or "
+          "the data of the first do not show what is wrong: another seed may";
       total.findings.push_back(std::move(f));
     }
   }
@@ -131,17 +133,24 @@ void judge_calls(const Evidence& e, Tally& total) {
   const int plain = e.find_shot(sequential);
   for (int r = 0; r < e.mesh.world(); ++r) {
     const auto &once = e.record(r, 0).ledger, &twice = e.record(r, plain).ledger;
-    bool same = twice.size() == 2 * once.size();
-    for (size_t i = 0; same && i < twice.size(); ++i)
-      same = without_number(twice[i]) == without_number(once[i % once.size()]);
-    if (same) continue;
+    size_t i = 0;
+    while (i < twice.size() && i < 2 * once.size() &&
+           without_number(twice[i]) == without_number(once[i % once.size()]))
+      ++i;
+    if (i == twice.size() && i == 2 * once.size()) continue;
     Finding f;
     f.check = "accumulate";
     f.rank = r;
     f.ranks = {r};
-    f.message = fmt::format("F0 B0 F1 B1 makes {} calls, expected twice the {} of F0 B0, in the same order",
-                            twice.size(), once.size());
-    f.means = "the second forward or backward of a step makes other calls than the first";
+    const std::string met = i < twice.size() ? text(twice[i]) : "no further call";
+    const std::string due = i < 2 * once.size() ? text(once[i % once.size()]) : "no further call";
+    f.message = twice.size() == 2 * once.size()
+                    ? fmt::format("call {} of the {} of F0 B0 F1 B1 is another than that of F0 B0: {}; there {}",
+                                  i + 1, twice.size(), met, due)
+                    : fmt::format("F0 B0 F1 B1 makes {} call{}, expected twice the {} of F0 B0; the first that differs: {}; there {}",
+                                  twice.size(), twice.size() == 1 ? "" : "s", once.size(), met, due);
+    f.means = i < once.size() ? "a forward or backward makes other calls when others follow it"
+                              : "the second forward or backward of a step makes other calls than the first";
     total.findings.push_back(std::move(f));
     return;
   }
@@ -175,9 +184,11 @@ Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
 std::string meaning(int step) {
   return step == 0
              ? "the gradients of the microbatches do not add up: one of them was written over "
-               "the others, or left out"
+               "the others, or left out, or is wrong by itself on data unlike the base ones: "
+               "another seed may show it"
              : "the sum is not that of this step alone: something of the step before it was "
-               "kept, in the kernel or in its buffers";
+               "kept, in the kernel or in its buffers, or one gradient is wrong on data unlike "
+               "those before: another seed may show it";
 }
 
 void judge_sums(const Evidence& e, int step, Tally& total) {

@@ -29,6 +29,19 @@ const char* meaning(uint8_t cause) {
   }
 }
 
+// A rank that ended for a reason of its own explains why the others were released.
+std::string meaning(const Evidence& e, int shot, uint8_t cause) {
+  if (cause == Released::mismatch) return meaning(cause);
+  std::vector<int> threw;
+  for (int r = 0; r < int(e.ranks.size()); ++r)
+    if (size_t(shot) < e.ranks[size_t(r)].shots.size() &&
+        e.record(r, shot).status == ShotRecord::threw)
+      threw.push_back(r);
+  if (threw.empty()) return meaning(cause);
+  return judging::ranks_text(threw, 0) + " threw; the others waited for " +
+         (threw.size() == 1 ? "it" : "them");
+}
+
 void find_released(const Evidence& e, std::vector<Finding>& findings) {
   for (size_t s = 0; s < e.shots.size(); ++s)
     for (int r = 0; r < int(e.ranks.size()); ++r) {
@@ -44,7 +57,7 @@ void find_released(const Evidence& e, std::vector<Finding>& findings) {
       }
       Finding f;
       f.message = message;
-      f.means = meaning(record.cause);
+      f.means = meaning(e, int(s), record.cause);
       f.rank = r;
       f.ranks = {r};
       f.ratio = std::numeric_limits<double>::infinity();

@@ -236,8 +236,11 @@ std::string place_means(const std::string& place) {
 }  // namespace
 
 std::string factor_text(double factor) {
-  return std::abs(factor - 1) < 0.05 && factor != 1 ? fmt::format("{:.7g}", factor)
-                                                    : fmt::format("{:.3f}", factor);
+  if (!(std::abs(factor - 1) < 0.05) || factor == 1) return fmt::format("{:.3f}", factor);
+  std::string text = fmt::format("{:.7g}", factor);
+  for (int digits = 8; digits <= 17 && text == "1"; ++digits)
+    text = fmt::format("{:.{}g}", factor, digits);
+  return text;
 }
 
 std::string factor_name(double factor, const Mesh& mesh) {

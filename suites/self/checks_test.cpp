@@ -301,6 +301,13 @@ TEST(Patterns, ExtraAndMissingReductions) {
   EXPECT_NE(f.means.find("missing"), std::string::npos);
 }
 
+TEST(Patterns, AFactorHasTheDigitsThatTellItFromOne) {
+  EXPECT_EQ(factor_text(4), "4.000");
+  EXPECT_EQ(factor_text(0.9998684), "0.9998684");
+  EXPECT_EQ(factor_text(1.0000001), "1.0000001");
+  EXPECT_EQ(factor_text(1 + 0x1p-52), "1.0000000000000002");
+}
+
 TEST(Patterns, FactorsOfSeveralAxes) {
   const Mesh mesh({{Axis::tp, 2}, {Axis::cp, 4}});
   EXPECT_EQ(factor_name(8, mesh), "tp*cp");
@@ -1044,6 +1051,22 @@ TEST(Lockstep, ReleasedShotsSpeak) {
   EXPECT_NE(r.findings[0].message.find("rank 1 calls all_gather"), std::string::npos);
 }
 
+TEST(Lockstep, ARankThatThrewExplainsWhyTheOthersWaited) {
+  auto play = reduce(3);
+  play->run("lockstep");
+  for (RankRecord& r : play->e.ranks) {
+    r.shots[0].status = ShotRecord::released;
+    r.shots[0].cause = Released::deadlock;
+    r.shots[0].text = "ranks 0, 2 wait in call 1 of forward";
+  }
+  play->e.ranks[1].shots[0].status = ShotRecord::threw;
+  const CheckResult r = play->judge_again("lockstep");
+  ASSERT_EQ(r.findings.size(), 1u);
+  EXPECT_EQ(r.findings[0].means, "rank 1 threw; the others waited for it");
+  play->e.ranks[1].shots[0].status = ShotRecord::ok;
+  EXPECT_NE(play->judge_again("lockstep").findings.at(0).means.find("every rank waits"), std::string::npos);
+}
+
 TEST(Lockstep, RecordedListsAreComparedWithinAGroup) {
   auto play = with_traffic({});
   EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::passed);
@@ -1153,6 +1176,32 @@ TEST(Accumulate, SavedStateThatIsOverwritten) {
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_EQ(r.findings[0].tensor, "gradient of x");
   EXPECT_NE(r.findings[0].message.find("B0"), std::string::npos);
+}
+
+// As many calls, and yet others: the first that differs is told.
+TEST(Accumulate, TellsTheCallThatIsAnother) {
+  auto play = reduce(2);
+  play->run("accumulate");
+  const int plain = play->e.find_shot("accumulate:sequential");
+  for (int r = 0; r < 2; ++r) {
+    auto& shots = play->e.ranks[size_t(r)].shots;
+    shots[0].ledger = {made(r)};
+    shots[size_t(plain)].ledger = {made(r), made(r)};
+  }
+  EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed);
+  play->e.ranks[1].shots[size_t(plain)].ledger[1].dtype = DType::bf16;
+  const CheckResult other = play->judge_again("accumulate");
+  ASSERT_EQ(other.verdict, Verdict::failed);
+  EXPECT_NE(other.findings[0].message.find("call 2 of the 2 of F0 B0 F1 B1 is another than that of F0 B0"),
+            std::string::npos)
+      << other.findings[0].message;
+  EXPECT_NE(other.findings[0].message.find("x bf16"), std::string::npos) << other.findings[0].message;
+  EXPECT_NE(other.findings[0].message.find("x f64"), std::string::npos) << other.findings[0].message;
+  play->e.ranks[1].shots[size_t(plain)].ledger.pop_back();
+  const CheckResult fewer = play->judge_again("accumulate");
+  EXPECT_NE(fewer.findings.at(0).message.find("makes 1 call, expected twice the 1 of F0 B0"), std::string::npos)
+      << fewer.findings[0].message;
+  EXPECT_NE(fewer.findings[0].message.find("no further call; there"), std::string::npos);
 }
 
 TEST(Accumulate, EqualFeedsAreVacuous) {

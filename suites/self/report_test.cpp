@@ -380,6 +380,22 @@ TEST(Block, AFailureSaysWhereWhatItMeansAndHowToReplay) {
       "replay     build/shardproof run linear_row tp=4 sp=on --check gradient\n");
 }
 
+// rhs/lhs = 1/p with right gradients: it is the forward that has the operand p times.
+TEST(Block, RightGradientsPutTheBlameOnTheForward) {
+  CaseResult c = healthy();
+  CheckResult forward = check("forward", Verdict::failed, inf, true), adjoint = check("adjoint", Verdict::failed, inf, true);
+  forward.findings = {Finding{}};
+  forward.findings[0].tensor = "forward of y";
+  Finding f;
+  f.tensor = "gradient of b", f.numeric = true, f.got = 3, f.want = 12;
+  f.means = "a reduction is missing, or a mean stands in place of a sum";
+  adjoint.findings = {f};
+  c.checks = {forward, check("gradient", Verdict::passed), adjoint};
+  EXPECT_TRUE(contains(block(c, "p"), "means      the gradients are right, and the forward counts b 4 times: ")) << block(c, "p");
+  c.checks[1].verdict = Verdict::failed;
+  EXPECT_TRUE(contains(block(c, "p"), "means      a reduction is missing")) << block(c, "p");
+}
+
 TEST(Block, AHangPrintsWhereEveryRankStands) {
   CaseResult c = with(Verdict::hung);
   c.line = "attention_ring cp=4";
