@@ -534,7 +534,7 @@ void check_legal(const Case& line, const Registry& registry) {
     throw BadInput(
         fmt::format("key 'fill': expected a size at which integers stay exact in {}, met {} "
                     "without such a range; use {}",
-                    line.text("dtype"), line.contract, shorter_sums(line)));
+                    line.text("dtype"), line.contract, shorter_sums(line, registry)));
 }
 
 const char* role_name(Operand::Role role) {

@@ -889,6 +889,8 @@ void write_json(const Words& words, const std::string& json) {
 void require_writable_json(const Words& words) {
   const std::string* path = single(words, "--json");
   if (!path) return;
+  if (*path == "-")
+    throw BadInput("--json: expected the name of a file, met '-'; standard output takes what is said, give a file of its own");
   std::error_code ignored;
   const bool there = std::filesystem::exists(*path, ignored);
   std::FILE* file = std::fopen(path->c_str(), "a");

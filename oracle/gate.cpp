@@ -167,7 +167,7 @@ class Planner {
       select_failed();
     if (due_.empty())
       throw BadInput(not_due_.empty() ? "the selection is empty: no case " + emptied_by() + hint_at_ours()
-                                      : fmt::format("the selection is empty: what matches is not due ({} lines, the first: {})", not_due_.size(),
+                                      : fmt::format("the selection is empty: what matches is not due ({}, the first: {})", number_of(int64_t(not_due_.size()), "line"),
                                                     not_due_[0]));
     check_required();
     tell_unasked();

@@ -130,6 +130,21 @@ std::string blind_to(const std::string& check) {
   return text;
 }
 
+namespace {
+
+// "scale_p (3 times), stale": each once.
+std::string each_once(const std::vector<std::string>& names) {
+  std::vector<std::string> told;
+  for (auto name = names.begin(); name != names.end(); ++name) {
+    if (std::find(names.begin(), name, *name) != name) continue;
+    const auto times = std::count(name, names.end(), *name);
+    told.push_back(times == 1 ? *name : fmt::format("{} ({} times)", *name, times));
+  }
+  return joined(told);
+}
+
+}  // namespace
+
 std::vector<std::string> power_columns() {
   return {"family", "check",           "state",     "healthy passed", "worst ratio",
           "caught", "weakest control", "its ratio", "margin",         "cannot see (who does)"};
@@ -142,7 +157,7 @@ std::vector<std::vector<std::string>> power_rows(const Report& report) {
   std::vector<std::vector<std::string>> rows;
   for (const Power& p : all) {
     const bool bounded = !p.weakest.empty();
-    const std::string weakest = !p.escaped.empty() ? "escaped: " + joined(p.escaped)
+    const std::string weakest = !p.escaped.empty() ? "escaped: " + each_once(p.escaped)
                                 : bounded          ? p.weakest
                                                    : "";
     rows.push_back({p.family, p.check, p.state(), std::to_string(p.passed),
@@ -165,7 +180,7 @@ std::vector<std::string> power_warnings(const Report& report) {
       warnings.push_back(
           fmt::format("{} of {} does not see {}: its bound is too wide, or its witness "
                       "does not show it",
-                      p.check, p.family, joined(p.escaped)));
+                      p.check, p.family, each_once(p.escaped)));
     if (low(p))
       warnings.push_back(
           fmt::format("{} of {} sees {} at {} times the healthy ratio only, at least {} "

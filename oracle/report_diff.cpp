@@ -157,7 +157,7 @@ class Comparison {
     if (!a.calls || !b.calls || !a.bytes || !b.bytes) return;
     if (a.calls == b.calls && a.bytes == b.bytes) return;
     const auto text = [](const EarlierCheck& c) {
-      return fmt::format("{} calls, {} bytes", *c.calls, *c.bytes);
+      return number_of(*c.calls, "call") + ", " + number_of(*c.bytes, "byte");
     };
     diff_.changed.push_back({"traffic", b.shown, text(a), text(b), replay(b.replay),
                              double(std::abs(*b.bytes - *a.bytes))});

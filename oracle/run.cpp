@@ -169,7 +169,14 @@ Declared declared_of(const Case& line, const Registry& registry) {
   return subject_under_test(line, registry).declared;
 }
 
-std::string shorter_sums(const Case& line) {
+std::string shorter_sums(const Case& line, const Registry& registry) {
+  const Contract& contract = registry.contract(line.contract);
+  // One that has no range at its default extents either has none at all: its values are no integers.
+  Case plain = line;
+  plain.set("dtype", "f64");
+  for (const Key& key : contract.keys)
+    if (key.integer() && !key.fallback.empty()) plain.set(key.name, key.fallback);
+  if (!exact_range(contract, plain, {})) return "fill=normal";
   return std::string("fill=normal") + (line.dtype() == DType::f64 ? " or smaller extents" : ", smaller extents or a wider dtype");
 }
 
@@ -271,10 +278,11 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
   base.feeds[0].seed = line.seed();
   if (base.feeds[0].fill == Fill::integers) {
     const auto range = exact_range(*e.contract, line, declared);
+    const std::string advice = range ? "" : shorter_sums(line, registry);
     if (!range)
-      throw BadInput(fmt::format("fill: expected a case whose intermediates are exact integers in {}, met {}, whose sums are too "
-                                 "long for it; use {}",
-                                 name(line.dtype()), print(line), shorter_sums(line)));
+      throw BadInput(fmt::format("fill: expected a case whose intermediates are exact integers in {}, met {}, {} use {}",
+                                 name(line.dtype()), print(line), advice == "fill=normal" ? "which has none;" : "whose sums are too long for it;",
+                                 advice));
     base.feeds[0].range = *range;
   }
   e.shots.push_back(std::move(base));

@@ -79,8 +79,8 @@ class Runner {
 // no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact range, or
 // where the case is larger than a judge can hold (cost.hpp).
 Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks, const Registry&, std::shared_ptr<Kept> kept = nullptr);
-// What makes integers exact where they are not, in words: "fill=normal or smaller extents".
-std::string shorter_sums(const Case&);
+// What helps where integers are not exact, in words: "fill=normal or smaller extents".
+std::string shorter_sums(const Case&, const Registry&);
 // Checks that are due on a healthy case, narrowed by `only` where it is not empty.
 std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&, const std::vector<std::string>& only);
 // Declared properties of what the line puts under test (subject or control).

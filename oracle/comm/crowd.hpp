@@ -25,8 +25,8 @@ inline double crowding() {
 inline std::string crowded_text(double of_a_core) {
   if (of_a_core <= 2) return "";
   return fmt::format(
-      " ({0:.0f} processes want each core, and deadlines count the clock: --deadline-scale {0:.0f} "
-      "allows for it)",
+      " ({0:.0f} processes want each core, and deadlines count the clock: is it only slow? "
+      "--deadline-scale {0:.0f} would let it end)",
       std::ceil(of_a_core));
 }
 

@@ -236,6 +236,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--seeds", "0"}, {"--seeds", "from 1", "'0'"}},
       {{"run", c, "seed=4", "--seed", "3"}, {"--seed 3 beside seed=4", "leave one out"}},
       {{"drift", c, "seed=1", "--seed", "3"}, {"--seed 3 beside seed=1"}},
+      {{"drift", c, "--json", "-"}, {"--json: expected the name of a file, met '-'"}},
       {{"gate", c, "seed=1", "--seed", "4"}, {"--seed 4 beside seed=1", "leave one out"}},
       {{"gate", "--jobs", "x"}, {"--jobs", "integer", "'x'"}},
       {{"gate", "--deadline-scale", "nan"}, {"--deadline-scale", "number", "'nan'"}},
@@ -908,7 +909,9 @@ TEST_F(Command, AdvisesWhatTheLineHasNot) {
   const std::string scale = advice({"run", "attention_ring", "cp=2", "scale=1e6", "fill=normal"}),
                     wide = advice({"run", "attention_block", "fill=integers"});
   EXPECT_TRUE(scale.ends_with("choose a smaller scale\n")) << scale;
-  EXPECT_TRUE(holds(wide, "fill=normal") && !holds(wide, "wider dtype")) << wide;
+  EXPECT_EQ(wide, "; use fill=normal\n");  // no extents make its values integers
+  const std::string narrow = advice({"run", "linear_row", "fill=integers", "dtype=bf16", "in=4096"});
+  EXPECT_TRUE(holds(narrow, "smaller extents or a wider dtype")) << narrow;
 }
 
 // What a line is not asked is said with its reason, by `run` and `explain`.

@@ -300,6 +300,12 @@ TEST(Power, ABoundTooWideByTenLetsItsControlEscapeAndSaysSo) {
   const Power p = forward_of(power_of(report));
   EXPECT_EQ(p.state(), "BLIND");
   EXPECT_EQ(p.escaped, std::vector<std::string>{"slightly_off"});
+  Report again = report;
+  again.controls.push_back(again.controls[0]);
+  const auto warnings = power_warnings(again);
+  EXPECT_TRUE(std::any_of(warnings.begin(), warnings.end(), [](const std::string& w) {
+    return w.find("does not see slightly_off (2 times):") != std::string::npos;
+  }));
   ASSERT_EQ(power_warnings(report).size(), 1u);
   EXPECT_NE(power_warnings(report)[0].find("does not see slightly_off"), std::string::npos);
   EXPECT_NE(closing(report).find("does not see slightly_off"), std::string::npos);
