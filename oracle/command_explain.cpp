@@ -301,12 +301,12 @@ struct GroupTraffic {
 };
 
 std::vector<GroupTraffic> group_traffic(const Contract& contract, const Case& line,
-                                        const std::string& plan) {
+                                        const Declared& declared) {
   const Mesh mesh = line.mesh();
   std::vector<GroupTraffic> all;
   std::set<std::pair<std::string, std::vector<int>>> seen;
   for (int rank = 0; rank < mesh.world(); ++rank) {
-    const std::vector<Traffic> due = contract.traffic(line, plan, rank);
+    const std::vector<Traffic> due = traffic_due(contract, declared, line, rank);
     for (const Traffic& t : due) {
       const std::vector<int> members = members_of(t.label, mesh, rank);
       if (members.empty() || !seen.insert({t.label, members}).second) continue;
@@ -322,12 +322,12 @@ std::string moved_text(const Moved& m) {
 }
 
 // Groups that cross nodes, and groups that do not, with the bytes that each of them moves.
-std::string nodes_text(const Contract& contract, const Case& line, const std::string& plan,
+std::string nodes_text(const Contract& contract, const Case& line, const Declared& declared,
                        int nodes) {
   if (nodes == 0) return "";
   const int ranks_of_a_node = line.world() / nodes;
   std::vector<std::pair<GroupTraffic, std::vector<std::vector<int>>>> kinds;
-  for (const GroupTraffic& g : group_traffic(contract, line, plan)) {
+  for (const GroupTraffic& g : group_traffic(contract, line, declared)) {
     auto same = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) {
       const GroupTraffic& k = kind.first;
       return k.label == g.label && k.forward == g.forward && k.backward == g.backward &&
@@ -366,12 +366,12 @@ std::string small_text(const Contract& contract, const Case& line) {
                                   tile, small, all, least.what, least.n, least.k));
 }
 
-std::string traffic_text(const Contract& contract, const Case& line, const std::string& plan,
+std::string traffic_text(const Contract& contract, const Case& line, const Declared& declared,
                          bool backward) {
   std::string text;
   const Mesh mesh = line.mesh();
   auto kinds = folded(mesh.world(), [&](int rank) {
-    return calls_of_rank(contract.traffic(line, plan, rank), backward, mesh, rank);
+    return calls_of_rank(traffic_due(contract, declared, line, rank), backward, mesh, rank);
   });
   for (const auto& [calls, ranks] : kinds) {
     if (kinds.size() > 1) text += row("", "on " + braces(ranks));
@@ -566,9 +566,9 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
     if (backward && !declared.backward) break;
     text += titled(backward ? "backward" : "forward",
                    gemms_text(contract, line, backward) +
-                       traffic_text(contract, line, declared.plan, backward));
+                       traffic_text(contract, line, declared, backward));
   }
-  text += small_text(contract, line) + nodes_text(contract, line, declared.plan, nodes);
+  text += small_text(contract, line) + nodes_text(contract, line, declared, nodes);
   return text + owed_text(operands, mesh) + draws_text(contract, line) +
          checks_text(contract, line, declared, registry) +
          size_text(contract, line, declared, registry);

@@ -51,17 +51,6 @@ struct Precision {
   double u_factor = 0;           // of each factor before it is multiplied
 };
 
-struct Traffic {
-  Op op;
-  Reduce reduce;
-  std::string label;   // group: "tp", "cp", ...
-  bool backward = false;
-  int64_t count = 0;   // elements of the local `in` buffer of each call
-  DType dtype = DType::f64;
-  int hop = 0;
-  int rank = -1;       // -1: every rank
-};
-
 // A value that the subject draws by itself, such as a dropout mask. It is seen through an output: on
 // the given inputs, constant over their elements, that output is a function of the element's draw
 // alone. It has the output's layout: copies of it (I, R) must agree, shards of it (S, V) must differ.
@@ -91,6 +80,7 @@ struct Contract {
   std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::span<const Whole> cotangents, std::vector<Gauge>*)> backward;
   // Calls due on a rank in order, for a plan ("" is the default plan).
   std::function<std::vector<Traffic>(const Case&, const std::string& plan, int rank)> traffic;
+  std::vector<std::string> plans = {};  // that `traffic` knows beside the default
   // Integers of [-B, B] keep every intermediate exact; empty: no such range at this size and dtype.
   std::function<std::optional<int64_t>(const Case&)> integer_range;
   // Case lines of a tier (smoke, ci, nightly), without transport. ci includes smoke's.
@@ -117,6 +107,11 @@ struct Contract {
   // True where it varies faster than the steps of finite differences: gradcheck is not due there.
   std::function<bool(const Case&)> stiff;
 };
+
+// Calls due of a subject: its own where it states them, else the contract's under its plan.
+inline std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject, const Case& line, int rank) {
+  return subject.traffic ? subject.traffic(line, rank) : c.traffic(line, subject.plan, rank);
+}
 
 // A deliberately broken subject (or a healthy one on a faulty collective).
 struct Control {

@@ -21,8 +21,6 @@ namespace {
 std::string called(const std::string& contract, const std::string& subject) {
   return subject.empty() ? contract : fmt::format("{} subject={}", contract, subject);
 }
-std::string called(const Case& line) { return called(line.contract, line.text("subject")); }
-
 // "gather_output=on" or "gather_output": does the line hold it, another value than the default?
 bool holds(const Case& line, const std::string& words) {
   const size_t eq = words.find('=');
@@ -67,6 +65,22 @@ void check_without(const Subject& s, const Contract& contract) {
   }
 }
 
+void check_traffic(const Subject& s, const Contract& contract) {
+  const Declared& d = s.declared;
+  const std::string subject = fmt::format("subject {} of {}", s.name, s.contract);
+  if (!d.plan.empty() && !contains(contract.plans, d.plan))
+    throw BadInput(fmt::format(
+        "{}: expected {} in Declared::plan, met '{}'{}; calls of its own go into Declared::traffic",
+        subject,
+        contract.plans.empty() ? "nothing, as the contract has no other plan than its default,"
+                               : "a plan of the contract (" + joined(contract.plans) + ")",
+        d.plan, did_you_mean(d.plan, contract.plans)));
+  if (d.traffic && (d.own_communication || !d.plan.empty()))
+    throw BadInput(fmt::format(
+        "{}: expected one statement of its calls, met Declared::traffic beside {}; leave one out",
+        subject, d.own_communication ? "own_communication" : "plan '" + d.plan + "'"));
+}
+
 void check_subject(const Subject& s, const Registry& registry) {
   std::vector<std::string> names;
   for (const Contract& c : registry.contracts()) names.push_back(c.name);
@@ -86,6 +100,7 @@ void check_subject(const Subject& s, const Registry& registry) {
                     "f64, f32, bf16, f16 in Declared::storage",
                     s.name, s.contract));
   check_without(s, registry.contract(s.contract));
+  check_traffic(s, registry.contract(s.contract));
 }
 
 DType widest(const std::vector<DType>& types) {
@@ -145,6 +160,8 @@ void check_subjects(const Options& options, const Registry& registry) {
       throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", joined(known, " "), s,
                                  did_you_mean(s, known)));
 }
+
+std::string called(const Case& line) { return called(line.contract, line.text("subject")); }
 
 std::string not_due(const Case& line, const Registry& registry) {
   std::string what = elsewhere(line, registry);

@@ -17,6 +17,8 @@ void check_subjects(const Options&, const Registry&);
 // Why its subject is not due on the line: "linear_row subject=mine: dtype=bf16"; "" where it is
 // due.
 std::string not_due(const Case&, const Registry&);
+// "linear_row subject=mine".
+std::string called(const Case&);
 // The checks that a declaration takes off a line that is due, by name; "" where none:
 // "linear_row subject=mine: gradient, adjoint". Without what is `not proven` in its place.
 std::string checks_not_due(const Case&, const Registry&, const std::vector<std::string>& only);

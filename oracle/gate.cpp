@@ -328,6 +328,8 @@ class Planner {
     if (std::string why = checks_not_due(line, registry_, options_.checks); !refused && !why.empty()) not_due_.push_back(std::move(why));
     if (!refused)
       for (std::string& why : checks_left_out(line, registry_, options_.checks)) not_due_.push_back(std::move(why));
+    if (!refused && declared_of(line, registry_).traffic && own_traffic_.insert(called(line)).second)
+      not_due_.push_back(fmt::format("{}: the contract's traffic; the subject's own is due in its place", called(line)));
     if (!refused) refuse_too_big(line, {}, registry_);
     if (!refused && fill_of(line) == Fill::large) refuse_infeasible(line, {}, registry_);
     Due d;
@@ -400,6 +402,7 @@ class Planner {
   std::vector<Pattern> patterns_;
   std::vector<Due> due_;
   std::set<std::string> seen_;
+  std::set<std::string> own_traffic_;  // contracts and subjects
   std::vector<std::string>& not_due_;
 };
 
@@ -548,6 +551,24 @@ std::vector<Site> sites_of(const Judged& healthy) {
   return sites;
 }
 
+// The call at a site as it is due; null where none is.
+std::optional<Traffic> due_at(const Site& site, const Case& line, const Judged& healthy) {
+  const Evidence& e = healthy.evidence;
+  const int rank = site.call.members.front();
+  const bool backward = site.phase == Phase::backward || site.phase == Phase::finish;
+  const auto in_phase = [&](const LedgerEntry& c) { return backward == (c.phase == Phase::backward || c.phase == Phase::finish); };
+  size_t before = 0;  // calls on the group in this phase
+  for (const LedgerEntry& c : e.record(rank, 0).ledger) {
+    if (c.label != site.axis || !in_phase(c)) continue;
+    if (c.phase == site.phase && c.number == site.number) break;
+    ++before;
+  }
+  if (!e.contract->traffic && !e.declared.traffic) return std::nullopt;
+  for (const Traffic& t : traffic_due(*e.contract, e.declared, line, rank))
+    if (t.backward == backward && t.label == site.axis && (t.rank < 0 || t.rank == rank) && before-- == 0) return t;
+  return std::nullopt;
+}
+
 // Another group of the size of the call's, or the world in its place: only a mesh of two axes has one.
 bool needs_grid(const FaultOperator& op) { return op.kind == "wrong_group" || op.kind == "world_group"; }
 
@@ -560,6 +581,10 @@ bool applies(const FaultOperator& op, const Site& s, bool rounding, int world) {
   // On rounding data a flip of a low mantissa bit is within every bound: out of scope.
   return !(rounding && op.name == "bit_weight1");
 }
+
+// It leaves the calls alone and changes a result on all ranks: what cancels out of every result when it is
+// equal on the members of a group may stay so.
+bool stays_equal(const FaultOperator& op) { return !op.call && !op.one_rank; }
 
 // The named check of an operator at a site, from where the result differs. The adjoint's basis vectors
 // survive bf16 on the wire, and a single flipped bit may hide from its dots: there it is not asked.
@@ -1038,7 +1063,9 @@ class Gate {
           if (one_rank && (!op.call || site.p < 2 || !options_.isolated)) continue;
           if (ends_early()) return;
           if (!sites.due(op, site, one_rank)) continue;
+          const auto cancels = [&] { return stays_equal(op) && due_at(site, line, healthy).value_or(Traffic{}).cancels; };
           const ControlResult out = told([&](bool narrow) {
+            narrow = narrow && !cancels();  // that nothing differs is asked of every check
             return operator_run(c, line, op, site, one_rank, healthy, narrow ? narrowed(checks, op, site, one_rank, c.linear) : checks, lane);
           });
           if (out.outcome == ControlResult::caught) sites.caught(op, site, one_rank);
@@ -1069,7 +1096,9 @@ class Gate {
     describe(out, faulted, c, lane);
     const bool outputs = broken.completed && !same_results(broken, healthy, false);
     const bool gradients = broken.completed && !same_results(broken, healthy, true);
-    const Expectation expected = expectation(op, site, one_rank, outputs, gradients, c.linear && check_named("adjoint").due(c, line, declared_of(line, registry_)));
+    Expectation expected = expectation(op, site, one_rank, outputs, gradients, c.linear && check_named("adjoint").due(c, line, declared_of(line, registry_)));
+    const bool cancels = due_at(site, line, healthy).value_or(Traffic{}).cancels;
+    if (cancels && op.call && !one_rank) expected.checks = {"ledger"};  // whether values show it is open
     if (broken.completed && !any_active(broken)) {
       out.outcome = ControlResult::equivalent;
       out.reason = "inactive";
@@ -1079,6 +1108,9 @@ class Gate {
     } else if (broken.completed && op.kind == "in_place" && !argument_written(broken)) {
       out.outcome = ControlResult::equivalent;
       out.reason = "own buffer";
+    } else if (broken.completed && cancels && stays_equal(op) && firing(broken.result).empty()) {
+      out.outcome = ControlResult::equivalent;
+      out.reason = "cancels";
     } else {
       conclude(out, broken, healthy, expected);
     }
@@ -1223,6 +1255,7 @@ Report run_gate(const Options& options, const Registry& registry, Progress& prog
 }
 
 Report run_line(const Case& line, const Options& options, const Registry& registry, Progress& progress) {
+  check_subjects(options, registry);
   const Contract& c = registry.contract(line.contract);
   if (const std::string why = not_due(line, registry); !why.empty() && line.text("control").empty())
     throw BadInput(fmt::format("{}: expected a line that the subject does, met one that it declares not to do ({})", print(line), why));

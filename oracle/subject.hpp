@@ -67,10 +67,28 @@ class Kernel {
   virtual bool init(Rank&, std::span<const View> /*parameters*/) { return false; }  // true: made its own
 };
 
+// One call that is due in a forward or a backward. A group of one rank issues none.
+struct Traffic {
+  Op op;
+  Reduce reduce;
+  std::string label;   // group: "tp", "cp", ...
+  bool backward = false;
+  int64_t count = 0;   // elements of the local `in` buffer of each call
+  DType dtype = DType::f64;
+  int hop = 0;
+  int rank = -1;       // -1: every rank
+  // What it returns, alike on all members, cancels out of every result, of which it moves the rounding
+  // alone: the maximum that a softmax subtracts.
+  bool cancels = false;
+};
+
 struct Declared {
   bool deterministic = true, backward = true, strided = true, own_communication = false, threads = true;
   bool leak_bitwise = true;
-  std::string plan;                    // traffic plan; empty: the contract's default
+  std::string plan;                    // one of the contract's traffic plans; empty: its default
+  // Its calls on a rank in order, where they are others than the contract's; null: the contract's. The
+  // check `ledger` holds it to them.
+  std::function<std::vector<Traffic>(const Case&, int rank)> traffic = nullptr;
   std::vector<DType> storage = {DType::f64, DType::f32, DType::bf16, DType::f16};
   bool accumulates_in_storage = false;  // bf16 and f16 sums in half precision instead of f32
   bool truncates = false;               // truncating accumulator

@@ -65,7 +65,7 @@ LedgerEntry due_entry(const Traffic& t, const Mesh& mesh, int rank) {
 // A group of one issues no call.
 Calls due_calls(const Evidence& e, int rank, bool backward) {
   Calls due;
-  for (const Traffic& t : e.contract->traffic(*e.line, e.declared.plan, rank)) {
+  for (const Traffic& t : traffic_due(*e.contract, e.declared, *e.line, rank)) {
     if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
     LedgerEntry c = due_entry(t, e.mesh, rank);
     if (c.members.size() == 1) continue;
@@ -209,6 +209,8 @@ CheckResult judge(const Evidence& e) {
   if (result.verdict == Verdict::passed)
     result.note = fmt::format("{} and {} B on rank 0, {} B in rings over all ranks",
                               number_of(volume.calls, "call"), volume.logical, volume.ring);
+  if (result.verdict == Verdict::passed && e.declared.traffic)
+    result.note += "; traffic: the subject's own";
   return result;
 }
 
@@ -222,7 +224,8 @@ Check ledger_check() {
               "dtype, count, order",
           .due =
               [](const Contract& c, const Case& line, const Declared& d) {
-                return line.world() > 1 && !d.own_communication && c.traffic != nullptr;
+                return line.world() > 1 && !d.own_communication &&
+                       (c.traffic != nullptr || d.traffic != nullptr);
               },
           .plan = nullptr,
           .judge = judge};

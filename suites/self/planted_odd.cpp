@@ -100,6 +100,7 @@ Contract reduce_by_plan(const Registry& r) {
         {Op::reduce_scatter, Reduce::sum, "tp", false, n, line.dtype()},
         {Op::all_gather, Reduce::none, "tp", false, n / p, line.dtype()}};
   };
+  c.plans = {"halves"};
   return c;
 }
 
