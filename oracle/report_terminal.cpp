@@ -115,23 +115,28 @@ std::string what_happened(const CaseResult& c, const CheckResult& first) {
   }
 }
 
-// The backward against the forward cannot say which of them is wrong. Where the gradients are right,
-// it is the forward, and what the backward has k times too little of the forward has k times.
-std::string forward_means(const CaseResult& c) {
-  const auto passed = [&](const std::string& name) {
-    return std::any_of(c.checks.begin(), c.checks.end(), [&](const CheckResult& check) {
-      return check.check == name && check.verdict == Verdict::passed;
-    });
-  };
-  if (!passed("gradient")) return "";
+// They hold the backward against the forward, and cannot say which of them is wrong.
+bool compares_backward_with_forward(const CheckResult& check) {
+  return check.check == "adjoint" || check.check == "gradcheck";
+}
+
+bool passed(const CaseResult& c, const std::string& name) {
+  return std::any_of(c.checks.begin(), c.checks.end(), [&](const CheckResult& check) {
+    return check.check == name && check.verdict == Verdict::passed;
+  });
+}
+
+// Where the gradients are right it is the forward, and what the backward has k times too little of the
+// forward has k times. "" where they do not say how often.
+std::string times_too_often(const CaseResult& c) {
   for (const CheckResult& check : c.checks) {
-    if (check.check != "adjoint" && check.check != "gradcheck") continue;
+    if (!compares_backward_with_forward(check)) continue;
     for (const Finding& f : check.findings) {
       const std::string of = "gradient of ";
       if (!f.numeric || f.got == 0 || !f.tensor.starts_with(of)) continue;
       const double times = f.want / f.got, whole = std::round(times);
       const std::string operand = f.tensor.substr(of.size());
-      if (whole >= 2 && std::abs(times - whole) <= 1e-3 * whole)
+      if (whole >= 2 && whole <= world_of(c.lane) && std::abs(times - whole) <= 1e-3 * whole)
         return fmt::format(
             "the gradients are right, and the forward counts {} {:.0f} times: a term that every rank "
             "adds before a sum, or a sum in place of a mean",
@@ -144,12 +149,17 @@ std::string forward_means(const CaseResult& c) {
 std::string meaning(const CaseResult& c, const CheckResult& first) {
   for (const Finding& f : first.findings)
     if (!f.means.empty()) return f.means;
-  if (first.check == "forward")
-    if (std::string means = forward_means(c); !means.empty()) return means;
+  const bool forward_alone = first.check == "forward" && passed(c, "gradient");
+  if (forward_alone)
+    if (std::string means = times_too_often(c); !means.empty()) return means;
+  bool apart = false;  // forward and backward
   for (const CheckResult& check : c.checks)
-    for (const Finding& f : check.findings)
-      if (!f.means.empty()) return f.means;
-  return "";
+    for (const Finding& f : check.findings) {
+      if (f.means.empty()) continue;
+      if (!forward_alone || !compares_backward_with_forward(check)) return f.means;
+      apart = true;
+    }
+  return apart ? "the gradients are right: what the forward computes is not what they belong to" : "";
 }
 
 // Findings behind the first one, of this check and of others: "gradient of x: x[0,1] got ...".

@@ -1204,6 +1204,23 @@ TEST(Accumulate, TellsTheCallThatIsAnother) {
   EXPECT_NE(fewer.findings[0].message.find("no further call; there"), std::string::npos);
 }
 
+// Wrong on other data than the base ones, state or no state.
+TEST(Accumulate, WhatOnlyOtherDataShowMayBeNoStateAtAll) {
+  auto base = std::make_shared<Locals>();
+  const auto right_on_the_base = [base](const Locals& x) {
+    if (base->empty()) *base = x;
+    Locals y = all_reduce(x);
+    if (x != *base)
+      for (auto& local : y) local[0] += 1;
+    return y;
+  };
+  Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", right_on_the_base, same());
+  const CheckResult r = play.judge("accumulate");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].message.find("F1 of F0 B0 F1 B1"), std::string::npos) << r.findings[0].message;
+  EXPECT_NE(r.findings[0].means.find("another seed"), std::string::npos) << r.findings[0].means;
+}
+
 TEST(Accumulate, EqualFeedsAreVacuous) {
   const auto blind = [](const Locals& x) {
     return Locals(x.size(), std::vector<double>(x[0].size(), 1));

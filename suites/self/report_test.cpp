@@ -347,7 +347,7 @@ TEST(Reports, OfARunThatDidNotEndSayIt) {
   EXPECT_FALSE(contains(report_json(r) + junit_xml(r) + summary_markdown(r) + closing(r), said));
   r.complete = false;
   EXPECT_TRUE(contains(report_json(r), "\"reasons\": [\"" + said + "\"]")) << report_json(r);
-  EXPECT_TRUE(contains(junit_xml(r), "<failure type=\"interrupted\" message=\"" + said + "\"")) << junit_xml(r);
+  EXPECT_TRUE(contains(junit_xml(r), "<failure type=\"incomplete\" message=\"" + said + "\"")) << junit_xml(r);
   EXPECT_TRUE(contains(summary_markdown(r), "in 1 of 1 case; " + said)) << summary_markdown(r);
   EXPECT_TRUE(contains(closing(r), said));
 }
@@ -392,6 +392,8 @@ TEST(Block, RightGradientsPutTheBlameOnTheForward) {
   adjoint.findings = {f};
   c.checks = {forward, check("gradient", Verdict::passed), adjoint};
   EXPECT_TRUE(contains(block(c, "p"), "means      the gradients are right, and the forward counts b 4 times: ")) << block(c, "p");
+  c.checks[2].findings[0].want = 3.003;
+  EXPECT_TRUE(contains(block(c, "p"), "means      the gradients are right: what the forward computes is not")) << block(c, "p");
   c.checks[1].verdict = Verdict::failed;
   EXPECT_TRUE(contains(block(c, "p"), "means      a reduction is missing")) << block(c, "p");
 }
