@@ -39,8 +39,9 @@ std::string seen_by_reference(const Case& line) {
   return key;
 }
 
-std::string truth_key(const Case& line, const Feed& feed) {
-  std::string key = seen_by_reference(line) + fmt::format("|{} {} {}", int(feed.fill), feed.seed, feed.range);
+// `backward`: gradients are part of it.
+std::string truth_key(const Case& line, const Feed& feed, bool backward) {
+  std::string key = seen_by_reference(line) + fmt::format("|{} {} {} {}", int(feed.fill), feed.seed, feed.range, backward);
   for (const auto& b : feed.basis) key += fmt::format(" e{}:{}", b.operand, b.index);
   for (const auto& g : feed.given) {
     uint64_t hash = 0xcbf29ce484222325;
@@ -240,7 +241,7 @@ const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed)
   if (!feed.keys.empty()) other = asked;
   for (const auto& [key, value] : feed.keys) other->set(key, value);
   const Case& line = other ? *other : asked;
-  const std::string key = truth_key(line, feed);
+  const std::string key = truth_key(line, feed, e.declared.backward);
   if (auto found = kept_.find(key); found != kept_.end()) return *found->second;
   const ReferenceWork work;
   auto truth = std::make_unique<Truth>();
