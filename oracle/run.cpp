@@ -24,6 +24,7 @@
 #include "oracle/device.hpp"
 #include "oracle/drawn.hpp"
 #include "oracle/drift_ranks.hpp"
+#include "oracle/fit.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/memory_watch.hpp"
 #include "oracle/too_small.hpp"
@@ -155,7 +156,8 @@ std::string stands(const Trace& t) {
   const char* verb = t.state == Trace::waiting ? "waits in" : t.state == Trace::left ? "left" : "was in";
   if (t.calls_in_phase == 0) return fmt::format("{} {}, before its first call", verb, name(t.phase));
   std::string group;
-  for (int i = 0; i < t.group_size; ++i) group += (i ? "," : "") + std::to_string(t.members[i]);
+  const int size = std::clamp<int>(t.group_size, 0, int(std::size(t.members)));
+  for (int i = 0; i < size; ++i) group += (i ? "," : "") + std::to_string(t.members[i]);
   return fmt::format("{} {}, {}call {}: {}{}{}, {} x {}, {}{{{}}}, at {}", verb, name(t.phase), t.returned ? "after " : "", t.calls_in_phase, name(t.op),
                      t.reduce == Reduce::none ? "" : std::string(" ") + name(t.reduce),
                      t.op == Op::shift ? fmt::format(" {:+}", t.hop) : "", t.count, name(t.dtype), t.label, group, t.site);
@@ -332,14 +334,13 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   int& hung = hung_[joined(std::vector{line.contract, line.text("subject"), line.text("control"), line.text("fault")}, " ")];
   const bool hasty = hung >= hangs_waited_for;
   const double deadline = std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0) * (hasty ? haste : 1);
-  const auto outcomes = world.run(serialize(job), job.number, deadline);
+  auto outcomes = world.run(serialize(job), job.number, deadline);
 
-  bool whole = true;
-  for (const RankOutcome& o : outcomes) whole = whole && o.end == RankOutcome::finished;
-  if (whole) {
+  const auto finished = [](const RankOutcome& o) { return o.end == RankOutcome::finished; };
+  if (std::all_of(outcomes.begin(), outcomes.end(), finished)) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
       auto record = parse_record(outcomes[r].record);
-      if (!record || record->shots.size() != job.shots.size())
+      if (!record)
         throw Infrastructure(fmt::format("rank {} handed in a record that is not whole ({} bytes) on {}", r,
                                          outcomes[r].record.size(), j.result.line));
       if (record->rank != int(r) || record->number != job.number)
@@ -349,14 +350,24 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
       for (const ShotRecord& s : record->shots)
         if (s.status == ShotRecord::infrastructure) throw Infrastructure(s.text);
         else if (s.status == ShotRecord::too_small) throw MachineTooSmall(s.text);
+      // Only a write where it had no business leaves such a record: the rank counts as crashed.
+      if (const std::string why = misfit(*record, j.evidence); !why.empty()) {
+        outcomes[r].end = RankOutcome::signalled;
+        outcomes[r].text = fmt::format("handed in a record that does not fit the case: {}; its memory was overwritten", why);
+      }
       j.evidence.ranks.push_back(std::move(*record));
     }
+  }
+  if (std::all_of(outcomes.begin(), outcomes.end(), finished)) {
     j.completed = true;
     count_traffic(j.result, j.evidence);
     judge(j, checks);
     // What a kernel did to its device may outlive the call that failed: the next case gets other processes.
     if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));
   } else {
+    // Ranks whose memory was written over judge no further case.
+    if (!j.evidence.ranks.empty()) worlds_.drop(line.text("transport"));
+    j.evidence.ranks.clear();
     mark_lost(j.result, checks, outcomes);
     const bool hangs = any_hung(outcomes);
     hung += hangs;

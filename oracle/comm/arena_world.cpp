@@ -304,8 +304,11 @@ void ArenaWorld::read_record(int rank, RankOutcome& o) const {
   const int64_t bytes = page.record_bytes;
   std::byte* record = arena_->record(rank);
   if (bytes < 0 || bytes > arena_->area() || checksum({record, size_t(bytes)}) != page.record_sum) {
-    o.end = RankOutcome::ended;
-    o.text = "its record does not match its checksum: something wrote over the shared arena";
+    // As if the rank had crashed: it or a peer wrote where it had no business.
+    o.end = RankOutcome::signalled;
+    o.text =
+        "handed in a record that does not match its checksum: something wrote over the memory "
+        "that the ranks share";
     return;
   }
   o.end = RankOutcome::finished;
