@@ -190,7 +190,11 @@ class Watch {
                                         : input_of(line_, o, e_.mesh, step, m);
   }
 
+  // Throws where the harness failed: nobody is to blame for that.
   bool ended(int64_t step, const std::vector<ShotRecord>& records) {
+    for (const ShotRecord& r : records)
+      if (r.status == ShotRecord::infrastructure || r.status == ShotRecord::too_small)
+        throw Infrastructure(r.text);
     int blamed = -1;
     for (size_t r = 0; r < records.size(); ++r) {
       if (records[r].status == ShotRecord::ok) continue;

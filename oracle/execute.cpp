@@ -83,6 +83,11 @@ UnderTest under_test(const Case& line, const Registry& registry) {
   return u;
 }
 
+std::string no_memory(int rank, const std::string& line) {
+  return "expected memory for what rank " + std::to_string(rank) + " keeps of " + line +
+         ", met none that is left; give it smaller extents, fewer ranks or a larger machine";
+}
+
 // Leaves the job with the rank: no record, so that the case is crashed.
 struct DeviceLost : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -158,7 +163,9 @@ class Execution {
     }
     first_ = &record.shots[0];
     describe_operands();
+    state_.phase = Phase::init;  // what it asks memory for is the subject's
     kernel_ = test_.make();
+    state_.phase = Phase::idle;
     if (!kernel_) throw std::logic_error("expected a kernel of Subject::make, met null; return an object for each call");
     if (fault_ && parse_fault(test_.fault).op == "stale" && !prime(record.shots[0])) return record;
     for (size_t i = 0; i < job_.shots.size(); ++i) {
@@ -255,6 +262,12 @@ class Execution {
       stop(record, ShotRecord::too_small, e.what());
     } catch (const Infrastructure& e) {
       stop(record, ShotRecord::infrastructure, e.what());
+    } catch (const std::bad_alloc&) {
+      // What the harness asks for is not the subject's to answer for.
+      if (state_.phase == Phase::harness || state_.phase == Phase::idle)
+        stop(record, ShotRecord::infrastructure, no_memory(host_.rank, job_.line));
+      else
+        stop(record, ShotRecord::threw, "std::bad_alloc");
     } catch (const std::exception& e) {
       stop(record, ShotRecord::threw, e.what());
     } catch (...) {
@@ -568,12 +581,20 @@ std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes,
     throw;
   } catch (const Infrastructure& e) {
     stopped_early(record, ShotRecord::infrastructure, e.what());
+  } catch (const std::bad_alloc&) {
+    const bool of_the_subject = host.state->phase == Phase::init;
+    stopped_early(record, of_the_subject ? ShotRecord::threw : ShotRecord::infrastructure,
+                  of_the_subject ? "std::bad_alloc" : no_memory(host.rank, "the case").c_str());
   } catch (const std::exception& e) {
     stopped_early(record, ShotRecord::threw, e.what());
   }
   record.rank = host.rank;
   record.number = number;
-  return serialize(record);
+  try {
+    return serialize(record);
+  } catch (const std::bad_alloc&) {
+    throw Infrastructure(no_memory(host.rank, "a record"));
+  }
 }
 
 }  // namespace shardproof

@@ -134,6 +134,10 @@ std::vector<RankOutcome> ArenaWorld::run(std::span<const std::byte> job, uint32_
     if (o.end != RankOutcome::finished && o.end != RankOutcome::threw) dead_ = true;
   }
   if (dead_) end_processes();
+  // Nobody is blamed for what the harness of a rank could not do.
+  for (int rank = 0; rank < spec_.ranks; ++rank)
+    if (const RankPage& page = arena_->page(rank); page.threw == harness_threw && outcomes[size_t(rank)].end == RankOutcome::threw)
+      throw Infrastructure(fmt::format("rank {}: {}", rank, outcomes[size_t(rank)].text));
   return outcomes;
 }
 

@@ -35,7 +35,8 @@ struct MpiPage {
 
 struct Frame {
   enum Kind : uint32_t { hello, job, record, threw, release, stop, leaks } kind = hello;
-  uint32_t number = 0;                // job number; release: cause; record: 1 where the door was released
+  uint32_t number = 0;                // job number; release: cause; record: 1 where the door was released;
+                                      // threw: 1 where the rank's harness threw
   uint64_t bytes = 0;                 // that follow; leaks: LeakSanitizer's words, after a stop
 };
 

@@ -145,9 +145,12 @@ class MpiRank {
     RankHost host{session_->rank(), session_->size(), door_.get(), &page_->trace, false, &state_};
     std::vector<std::byte> record;
     std::string text;
-    bool threw = false;
+    bool threw = false, harness = false;
     try {
       record = run(host, job);
+    } catch (const Infrastructure& e) {
+      threw = harness = true;
+      text = e.what();
     } catch (const std::exception& e) {
       threw = true;
       text = e.what();
@@ -159,7 +162,7 @@ class MpiRank {
     page_->working = 0;
     const bool clean = session_->end_job();
     if (threw)
-      send_frame(parent_, {Frame::threw, 0, 0}, std::as_bytes(std::span(text.data(), text.size())));
+      send_frame(parent_, {Frame::threw, uint32_t(harness), 0}, std::as_bytes(std::span(text.data(), text.size())));
     else
       send_frame(parent_, {Frame::record, uint32_t(!clean), 0}, record);
   }

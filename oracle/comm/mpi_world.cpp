@@ -65,6 +65,7 @@ struct RankLink {
   Hello hello;
   MpiPage* page = nullptr;
   bool reported = false;   // record or text of this job is in
+  bool harness = false;    // the text is of what the rank's harness threw
   RankOutcome outcome;
 };
 
@@ -93,7 +94,7 @@ class MpiWorld final : public World {
     released_ = false;
     lost_at_.reset();
     for (RankLink& l : links_) {
-      l.reported = false;
+      l.reported = l.harness = false;
       l.outcome = {};
     }
     note_closed();
@@ -109,7 +110,11 @@ class MpiWorld final : public World {
       if (!released_ && seconds_since(begun_) > limit) give_up(limit);
       if (seconds_since(begun_) > limit + (kill_after_seconds - case_deadline_seconds)) break;
     }
-    return outcomes();
+    auto all = outcomes();
+    // Nobody is blamed for what the harness of a rank could not do.
+    for (size_t r = 0; r < all.size(); ++r)
+      if (links_[r].harness && all[r].end == RankOutcome::threw) throw Infrastructure(fmt::format("rank {}: {}", r, all[r].text));
+    return all;
   }
 
  private:
@@ -302,6 +307,7 @@ class MpiWorld final : public World {
       if (frame.number) alive_ = false;  // sends are left over: this world has had its day
     } else {
       l.outcome.end = RankOutcome::threw;
+      l.harness = frame.number != 0;
       l.outcome.text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       alive_ = false;
     }

@@ -43,18 +43,19 @@ void on_crash(int signal, siginfo_t* info, void*) {
 void hand_in(const Arena& arena, int rank, std::span<const std::byte> record) {
   RankPage& page = arena.page(rank);
   if (int64_t(record.size()) > arena.area()) {
-    throw Infrastructure(
-        fmt::format("a record of {} bytes does not fit the arena's {}: cut the job", record.size(),
-                    arena.area()));
+    throw Infrastructure(fmt::format(
+        "expected a record of {} bytes at most, met one of {}; smaller extents or fewer "
+        "checks make it shorter",
+        arena.area(), record.size()));
   }
   if (!record.empty()) std::memcpy(arena.record(rank), record.data(), record.size());
   page.record_bytes = int64_t(record.size());
   page.record_sum = checksum(record);
 }
 
-void hand_in_text(RankPage& page, const char* what) {
+void hand_in_text(RankPage& page, const char* what, uint32_t threw = 1) {
   std::snprintf(page.text, sizeof(page.text), "%s", what);
-  page.threw = 1;
+  page.threw = threw;
 }
 
 // The rank leaves the job; peers that still wait for it now wait in vain.
@@ -77,6 +78,8 @@ void run_job(const Arena& arena, uint32_t number, RankHost& host, const RankMain
   RankPage& page = arena.page(host.rank);
   try {
     hand_in(arena, host.rank, main(host, {arena.job(), size_t(arena.head().job_bytes)}));
+  } catch (const Infrastructure& e) {
+    hand_in_text(page, e.what(), harness_threw);
   } catch (const std::exception& e) {
     hand_in_text(page, e.what());
   } catch (...) {

@@ -21,6 +21,8 @@ void become_rank_process(int parent);
 // overflow can be told as well.
 void report_crashes(const Arena&, int rank);
 
+// RankPage::threw where what the rank's harness threw ended the job, and nothing of the subject.
+inline constexpr uint32_t harness_threw = 2;
 // How a handed-in record is checked.
 uint64_t checksum(std::span<const std::byte>);
 
