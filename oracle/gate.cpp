@@ -459,6 +459,11 @@ std::string firing(const CaseResult& result) {
   return list;
 }
 
+// Something in it could not be judged, and nothing in it is to blame.
+bool left_open(const CaseResult& result) {
+  return std::any_of(result.checks.begin(), result.checks.end(), [](const CheckResult& c) { return c.verdict == Verdict::untested; });
+}
+
 // The weakest of the expected findings decides the margin.
 void fill_numbers(ControlResult& out, const CaseResult& broken, const CaseResult& healthy, const std::vector<std::string>& expected) {
   out.exact = true;
@@ -634,6 +639,7 @@ class Gate {
     report_.command = options_.command;
     report_.program = options_.program;
     report_.required = options_.require;
+    alone_ = due.size() == 1;
     report_.versions = versions();
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
     std::vector<Due> local, mpi;
@@ -655,7 +661,7 @@ class Gate {
     close_lanes(due);
     if (!ends_early()) compare_with_manifest(due);
     report_.wall_seconds = now() - begin;
-    report_.complete = !ends_early();
+    report_.complete = !ends_early() && lost_job_.empty();
     if (dumps_) report_.dumped = dumps_->told(), report_.dump_error = dumps_->error();
     return std::move(report_);
   }
@@ -677,7 +683,7 @@ class Gate {
     for (ControlResult& control : report_.controls) {
       if (control.outcome != ControlResult::wrong_check && !control.did_nothing && !weak(control)) continue;
       const auto fails = std::find_if(report_.cases.begin(), report_.cases.end(), [&](const CaseResult& c) {
-        return c.family == control.family && !firing(c).empty();
+        return c.family == control.family && !firing(c).empty() && !left_open(c);
       });
       if (fails == report_.cases.end()) continue;
       const std::string why = weak(control) ? "margin " + telling::ratio(control.margin) : control.reason;
@@ -729,21 +735,25 @@ class Gate {
     struct Keeper final : ResultSink {
       explicit Keeper(Gate& g) : gate(g) {}
       using ResultSink::put;
-      void put(const CaseResult& r) override { gate.keep(r); }
-      void put(const ControlResult& r) override { gate.keep(r); }
+      // A job says nothing of what was under way when it was interrupted: all that it sends holds.
+      void put(const CaseResult& r) override { gate.take(r); }
+      void put(const ControlResult& r) override { gate.take(r); }
       Gate& gate;
     };
     std::vector<Part> parts;
     if (options_.self) parts = self_parts(options_, registry_, due, runner_.worlds(), report_.self);
+    const size_t of_self = parts.size();
     note_witnesses(local);
     const auto shares = shares_of(local);
     const size_t workers = std::min(shares.size(), size_t(std::max(1, options_.jobs)));
     const auto keeper = std::make_shared<Keeper>(*this);
     Turns turns;
+    turns_ = &turns;
     const auto work = [&](ResultSink& sink) {
       Progress silent;
       Gate gate(options_, registry_, silent);
       gate.sink_ = &sink;
+      gate.turns_ = &turns;
       gate.dumps_ = dumps_;
       gate.witnesses_ = witnesses_;
       gate.start_worlds(local);
@@ -752,8 +762,16 @@ class Gate {
     };
     const bool apart = workers > 1 || (!parts.empty() && std::none_of(local.begin(), local.end(), [](const Due& d) { return on_device(d.line); }));
     for (size_t i = 0; apart && i < workers; ++i) parts.push_back({work, keeper});
-    run_parts(parts, [this] { progress_.tick(); });
+    const auto lost = run_parts(parts, [this] { progress_.tick(); });
+    for (size_t i = 0; i < lost.size(); ++i) {
+      if (lost[i].empty()) continue;
+      if (i < of_self)
+        report_.self.failures.push_back(lost[i]);
+      else
+        lost_job_ = lost[i];
+    }
     if (!apart) judge(local);
+    turns_ = nullptr;
     sort_results(local);
   }
 
@@ -761,7 +779,10 @@ class Gate {
   // writes to first is a copy.
   void start_worlds(const std::vector<Due>& due) {
     for (const Due& d : due)
-      if (!on_device(d.line) && unavailable(d.line).empty()) runner_.worlds().get(d.line.text("transport"), d.line.world());
+      if (!on_device(d.line) && unavailable(d.line).empty()) try {
+          runner_.worlds().get(d.line.text("transport"), d.line.world());
+        } catch (const Infrastructure&) {  // the case that needs it says so
+        }
   }
 
   // Shares end in any order; a report has that of what was due, by contract, operators last.
@@ -782,7 +803,11 @@ class Gate {
     sort(report_.controls);
   }
 
-  bool ends_early() const { return interrupted() || (options_.fail_fast && stop_); }
+  bool ends_early() const { return interrupted() || (options_.fail_fast && (stop_ || (turns_ && turns_->stopped()))); }
+  void stop() {
+    stop_ = true;
+    if (turns_) turns_->stop();
+  }
 
   static int64_t count(const std::vector<Due>& due, Due::What what) {
     return std::count_if(due.begin(), due.end(), [&](const Due& d) { return d.what == what; });
@@ -791,8 +816,11 @@ class Gate {
   // What was under way when the run was interrupted ended by that: nobody is blamed, and nothing said.
   void keep(CaseResult result) {
     if (interrupted() && !firing(result).empty()) return;
+    take(std::move(result));
+  }
+  void take(CaseResult result) {
     if (!firing(result).empty()) {
-      stop_ = true;
+      stop();
       failed_.insert(result.canonical);
     }
     if (sink_) return sink_->put(result);
@@ -800,8 +828,10 @@ class Gate {
     report_.cases.push_back(std::move(result));
   }
   void keep(ControlResult result) {
-    if (interrupted()) return;
-    if (result.outcome == ControlResult::escaped || result.outcome == ControlResult::wrong_check) stop_ = true;
+    if (!interrupted()) take(std::move(result));
+  }
+  void take(ControlResult result) {
+    if (result.outcome == ControlResult::escaped || result.outcome == ControlResult::wrong_check) stop();
     if (sink_) return sink_->put(result);
     progress_.done(result);
     report_.controls.push_back(std::move(result));
@@ -809,33 +839,61 @@ class Gate {
 
   std::string unavailable(const Case& line) const { return reason_unavailable(line.text("transport"), line.text("device"), line.world()); }
 
-  CaseResult skipped(const Due& d, const std::string& reason) const {
+  // A case that has one verdict, and the reason for it, in all of its checks.
+  CaseResult unasked(const Case& line, const std::vector<std::string>& checks, const std::string& lane, Verdict verdict,
+                     const std::string& reason) const {
     CaseResult result;
-    result.line = print(d.line);
-    result.canonical = print_canonical(d.line);
+    result.line = print(line);
+    result.canonical = print_canonical(line);
     result.replay = "run " + result.line;
-    result.contract = d.line.contract;
-    result.family = registry_.contract(d.line.contract).family;
-    result.lane = d.lane;
-    for (const std::string& name : d.checks) {
+    result.contract = line.contract;
+    result.family = registry_.contract(line.contract).family;
+    result.lane = lane;
+    for (const std::string& name : checks) {
       CheckResult c;
       c.check = name;
-      c.verdict = Verdict::skipped;
+      c.verdict = verdict;
       c.note = reason;
       result.checks.push_back(std::move(c));
     }
     return result;
   }
 
+  // Whether an exception of a case ends the run: ranks of an outside launcher may be in the middle of a job
+  // and cannot be started anew, and of a single line that cannot be judged nothing else is to be said.
+  bool ends_the_run(const std::exception& e) const { return !options_.isolated || (alone_ && dynamic_cast<const BadInput*>(&e)); }
+
+  // What nobody can be blamed for leaves the checks of its case untested, and costs no other case its verdict.
+  Judged judged(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
+    try {
+      return runner_.run(line, checks, lane);
+    } catch (const std::exception& e) {
+      if (ends_the_run(e)) throw;
+      runner_.worlds().drop(line.text("transport"));  // they may be in the middle of the job
+      Judged j;
+      j.result = unasked(line, checks, lane, Verdict::untested, e.what());
+      return j;
+    }
+  }
+
+  // The same for a broken run.
+  void leave_open(ControlResult& out, const Case& line, const std::exception& e) {
+    if (ends_the_run(e)) throw;
+    runner_.worlds().drop(line.text("transport"));
+    out.outcome = ControlResult::unjudged;
+    out.reason = e.what();
+  }
+
   void healthy(const Due& d) {
-    if (const std::string reason = unavailable(d.line); !reason.empty()) return keep(skipped(d, reason));
-    Judged j = runner_.run(d.line, d.checks, d.lane);
+    if (const std::string reason = unavailable(d.line); !reason.empty())
+      return keep(unasked(d.line, d.checks, d.lane, Verdict::skipped, reason));
+    Judged j = judged(d.line, d.checks, d.lane);
     const std::string& fault = d.line.text("fault");
     if (!fault.empty() && j.completed && !any_active(j))
       j.result.state.push_back(fmt::format("note       fault={} changed nothing: expected a call at its site whose result it alters, met none; "
                                            "`explain` shows the calls that are due",
                                            fault));
-    if (dumps_ && !d.illegal && !firing(j.result).empty()) dumps_->add(j, runner_.truth(j.evidence), options_.program);
+    if (dumps_ && !d.illegal && !firing(j.result).empty() && !left_open(j.result)) dumps_->add(j, runner_.truth(j.evidence), options_.program);
     keep(j.result);
     if (firing(j.result).empty() && witnesses_.contains(j.result.canonical))
       passed_.emplace(j.result.canonical, base_of(std::move(j)));
@@ -905,7 +963,7 @@ class Gate {
     auto found = twins_.find(key);
     if (found != twins_.end()) return found->second;
     twin_lines_.push_back(line);
-    return twins_.emplace(key, base_of(runner_.run(twin_lines_.back(), checks, lane))).first->second;
+    return twins_.emplace(key, base_of(judged(twin_lines_.back(), checks, lane))).first->second;
   }
 
   void control(const Due& d) {
@@ -950,6 +1008,9 @@ class Gate {
       out.outcome = ControlResult::unproven;
       out.expected_check = control.check;
       out.reason = e.what();
+    } catch (const std::exception& e) {
+      leave_open(out, d.line, e);
+      out.expected_check = control.check;
     }
     return out;
   }
@@ -1087,13 +1148,19 @@ class Gate {
     FaultSpec spec{op.name, site.phase, site.axis, site.number, one_rank ? site.call.members.back() : -1};
     Case faulted = line;
     faulted.set("fault", print(spec));
-    const Judged broken = runner_.run(faulted, checks, lane);
     ControlResult out;
     out.name = op.name;
     out.kind = op.kind;
     out.imitates = op.does;
-    out.seconds = broken.result.seconds;
     describe(out, faulted, c, lane);
+    Judged broken;
+    try {
+      broken = runner_.run(faulted, checks, lane);
+    } catch (const std::exception& e) {
+      leave_open(out, faulted, e);
+      return out;
+    }
+    out.seconds = broken.result.seconds;
     const bool outputs = broken.completed && !same_results(broken, healthy, false);
     const bool gradients = broken.completed && !same_results(broken, healthy, true);
     Expectation expected = expectation(op, site, one_rank, outputs, gradients, c.linear && check_named("adjoint").due(c, line, declared_of(line, registry_)));
@@ -1149,7 +1216,7 @@ class Gate {
     const double until = now() + 5;
     for (CaseResult& result : report_.cases) {
       const std::string first = firing(result);
-      if (first.empty() || left == 0 || now() > until) continue;
+      if (first.empty() || left_open(result) || left == 0 || now() > until) continue;
       if (std::any_of(result.checks.begin(), result.checks.end(), [](const auto& c) { return c.verdict == Verdict::hung; })) continue;
       --left;
       const Case line = parse(result.canonical, registry_);
@@ -1158,8 +1225,14 @@ class Gate {
       runner_.worlds().drop(line.text("transport"));
       result.steady_known = true;
       result.steady = true;
-      for (int i = 0; i < 20 && result.steady && now() < until; ++i)
-        result.steady = firing(runner_.run(line, checks, result.lane).result) == first;
+      for (int i = 0; i < 20 && result.steady && now() < until; ++i) {
+        const CaseResult again = judged(line, checks, result.lane).result;
+        if (left_open(again)) {  // says nothing of the subject
+          result.steady_known = result.steady = false;
+          break;
+        }
+        result.steady = firing(again) == first;
+      }
     }
   }
 
@@ -1173,7 +1246,7 @@ class Gate {
         if (r.lane != lane) continue;
         if (l.reason == "no case of it ran") l = {lane, true, ""};
         for (const CheckResult& c : r.checks)
-          if (c.verdict == Verdict::skipped) l = {lane, false, c.note};
+          if (c.verdict == Verdict::skipped || c.verdict == Verdict::untested) l = {lane, false, c.note};
       }
       report_.lanes.push_back(l);
     }
@@ -1206,13 +1279,26 @@ class Gate {
 
   // What was due and left no trace is untested, never passed.
   void compare_with_manifest(const std::vector<Due>& due) {
-    std::set<std::string> ran;
+    std::set<std::string> ran, broken;
     for (const CaseResult& r : report_.cases) ran.insert(r.canonical);
+    for (const ControlResult& r : report_.controls) broken.insert(r.canonical);
+    const std::string why = "due, and left no record" + (lost_job_.empty() ? "" : ": " + lost_job_);
     for (const Due& d : due) {
-      if (d.what != Due::healthy || ran.contains(print_canonical(d.line))) continue;
-      CaseResult r = skipped(d, "due, and left no record");
-      for (CheckResult& c : r.checks) c.verdict = Verdict::untested;
-      report_.cases.push_back(std::move(r));
+      if (d.what == Due::healthy && !ran.contains(print_canonical(d.line)))
+        report_.cases.push_back(unasked(d.line, d.checks, d.lane, Verdict::untested, why));
+      // A job that was lost may have taken controls with it; others are left out on purpose.
+      if (lost_job_.empty() || d.what != Due::named_control || d.control.empty() || broken.contains(print_canonical(d.line)) ||
+          !unavailable(d.line).empty())
+        continue;
+      ControlResult out;
+      out.name = d.control;
+      const Control& control = registry_.control(d.line.contract, d.control);
+      out.imitates = control.imitates;
+      out.expected_check = control.check;
+      describe(out, d.line, registry_.contract(d.line.contract), d.lane);
+      out.outcome = ControlResult::unjudged;
+      out.reason = why;
+      report_.controls.push_back(std::move(out));
     }
   }
 
@@ -1228,7 +1314,10 @@ class Gate {
   std::shared_ptr<Dumps> dumps_;  // --dump; null without
   ResultSink* sink_ = nullptr;  // of a part: results go to the parent
   std::set<std::string> failed_;  // canonical lines of kept cases that did not pass
+  std::string lost_job_;          // why a process that judged ended before it was through
+  Turns* turns_ = nullptr;        // of this gate and those beside it; null: it is by itself
   bool stop_ = false;
+  bool alone_ = false;            // one line is due
 };
 
 }  // namespace

@@ -102,6 +102,7 @@ class PipeSink final : public ResultSink {
 };
 
 struct Running {
+  size_t part = 0;
   pid_t pid = -1;
   int fd = -1;
   ResultSink* results = nullptr;
@@ -130,17 +131,18 @@ void hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
   throw Infrastructure("a job of the gate sent a result that is not whole");
 }
 
-// False: the part is through.
+// False: the part is through. Throws Infrastructure where it ended before it was.
 bool receive(const Running& part) {
-  Head head;
-  if (!read_all(part.fd, &head, sizeof head)) {
+  const auto lost = [&] {
     siginfo_t how{};
     ::waitid(P_PID, id_t(part.pid), &how, WEXITED | WNOWAIT);
-    throw Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through, {} {}", part.pid,
-                                     how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status));
-  }
+    return Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through, {} {}", part.pid,
+                                      how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status));
+  };
+  Head head;
+  if (!read_all(part.fd, &head, sizeof head)) throw lost();
   std::vector<std::byte> bytes(head.bytes);
-  if (!read_all(part.fd, bytes.data(), bytes.size())) throw Infrastructure("a job of the gate ended in the middle of a result");
+  if (!read_all(part.fd, bytes.data(), bytes.size())) throw lost();
   if (head.kind == a_case) {
     hand_on<CaseResult>(bytes, *part.results);
   } else if (head.kind == a_control) {
@@ -155,8 +157,9 @@ bool receive(const Running& part) {
 
 }  // namespace
 
-void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick) {
+std::vector<std::string> run_parts(const std::vector<Part>& parts, const std::function<void()>& tick) {
   std::vector<Running> open;
+  std::vector<std::string> lost(parts.size());
   std::fflush(nullptr);
   const auto end = [](Running& p, bool kill) {
     if (kill) ::kill(p.pid, SIGKILL);
@@ -175,7 +178,7 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
       int ends[2];
       if (::pipe2(ends, O_CLOEXEC) != 0)
         throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
-      Running p{::fork(), ends[0], part.results.get()};
+      Running p{open.size(), ::fork(), ends[0], part.results.get()};
       if (p.pid == 0) {
         ::close(ends[0]);
         only_note_interrupts();
@@ -200,11 +203,17 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
       std::vector<pollfd> polls;
       for (const Running& p : open) polls.push_back({p.fd, POLLIN, 0});
       ::poll(polls.data(), polls.size(), 100);
-      for (size_t i = open.size(); i-- > 0;)
-        if (polls[i].revents && !receive(open[i])) {
-          end(open[i], false);
-          open.erase(open.begin() + long(i));
+      for (size_t i = open.size(); i-- > 0;) {
+        if (!polls[i].revents) continue;
+        std::string& why = lost[open[i].part];
+        try {
+          if (receive(open[i])) continue;
+        } catch (const Infrastructure& e) {
+          why = e.what();
         }
+        end(open[i], !why.empty());
+        open.erase(open.begin() + long(i));
+      }
       tick();
     }
   } catch (...) {
@@ -212,13 +221,14 @@ void run_parts(const std::vector<Part>& parts, const std::function<void()>& tick
     for (Running& p : open) end(p, true);
     throw;
   }
+  return lost;
 }
 
 Turns::Turns() {
   void* memory =
       ::mmap(nullptr, sizeof(*shared_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw Infrastructure(fmt::format("mmap: {}", std::strerror(errno)));
-  shared_ = new (memory) std::atomic<size_t>(0);
+  shared_ = new (memory) Shared;
 }
 Turns::~Turns() { ::munmap(shared_, sizeof(*shared_)); }
 

@@ -32,20 +32,27 @@ struct Part {
 };
 
 // Runs all parts at once and hands on every result in the order of arrival; `tick` is called often.
-// Throws Infrastructure when a part ended without its last word.
-void run_parts(const std::vector<Part>&, const std::function<void()>& tick);
+// By part why it ended before it was through, "" where it did not: the others go on.
+std::vector<std::string> run_parts(const std::vector<Part>&, const std::function<void()>& tick);
 
-// Numbers from 0 on, each given once, to whichever of the processes forked since asks first.
+// Numbers from 0 on, each given once, to whichever of the processes forked since asks first; and
+// whether one of them has asked all to stop.
 class Turns {
  public:
   Turns();
   ~Turns();
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
-  size_t next() { return shared_->fetch_add(1); }
+  size_t next() { return shared_->next.fetch_add(1); }
+  void stop() { shared_->stopped = true; }
+  bool stopped() const { return shared_->stopped; }
 
  private:
-  std::atomic<size_t>* shared_;
+  struct Shared {
+    std::atomic<size_t> next{0};
+    std::atomic<bool> stopped{false};
+  };
+  Shared* shared_;
 };
 
 }  // namespace shardproof

@@ -61,12 +61,16 @@ void test_transports(const Options& options, const Lanes& lanes, Worlds& worlds,
   for (const auto& [transport, ranks] : lanes) {
     if (interrupted()) break;
     if (!reason_unavailable(transport, "host", ranks).empty()) continue;
-    const double deadline = transport == "nccl" ? device_deadline_seconds : case_deadline_seconds;
-    const SelfTestResult t =
-        transport_self_test(worlds.get(transport, ranks), options.tier == "nightly", deadline);
     const std::string name = fmt::format("transport {}.np{}", transport, ranks);
-    if (t.failures.empty()) sink.put(SelfVerdict{name, false, ""});
-    for (const std::string& failure : t.failures) sink.put(SelfVerdict{name, false, failure});
+    const double deadline = transport == "nccl" ? device_deadline_seconds : case_deadline_seconds;
+    try {
+      const SelfTestResult t =
+          transport_self_test(worlds.get(transport, ranks), options.tier == "nightly", deadline);
+      if (t.failures.empty()) sink.put(SelfVerdict{name, false, ""});
+      for (const std::string& failure : t.failures) sink.put(SelfVerdict{name, false, failure});
+    } catch (const std::exception& e) {
+      sink.put(SelfVerdict{name, false, e.what()});
+    }
   }
 }
 

@@ -1,0 +1,300 @@
+// What costs one case its verdict costs no other: records that a subject wrote over, references
+// that throw, processes of a gate that end, harnesses that fail under a rank.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+#include "oracle/comm/arena.hpp"
+#include "oracle/fit.hpp"
+#include "oracle/gate_jobs.hpp"
+#include "oracle/interrupt.hpp"
+#include "suites/self/planted.hpp"
+
+namespace shardproof {
+namespace {
+
+using Checks = std::vector<std::string>;
+
+const std::string small = "mapping_reduce tp=4 tokens=3 hidden=5";
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// ---- Truths
+
+// A subject without a backward asks for no gradients; the next one of the contract may.
+TEST(Truths, OfAForwardAloneServeNoBackward) {
+  const Case line = planted::line_of(small, "");
+  Truths truths(planted::registry());
+  const auto gradients = [&](const Declared& declared) {
+    const Evidence e = plan_case(line, declared, {"forward"}, planted::registry());
+    return truths.get(line, e, e.shots[0].feeds[0]).gradients.size();
+  };
+  EXPECT_EQ(gradients(planted::forward_only()), 0u);
+  EXPECT_EQ(gradients(Declared{}), 1u);
+}
+
+// ---- Records
+
+// The case as it is judged where the record of rank 1 was changed on its way.
+Judged judged_with(const std::function<void(RankRecord&)>& change) {
+  const RankMain honest = rank_main(planted::registry());
+  return planted::judge(planted::line_of(small, ""), {"forward", "replica", "ledger"},
+                        [=](RankHost& host, std::span<const std::byte> job) {
+                          auto bytes = honest(host, job);
+                          if (host.rank != 1) return bytes;
+                          RankRecord record = parse_record(bytes).value();
+                          change(record);
+                          return serialize(record);
+                        });
+}
+
+TEST(Records, ThatNoRankCanMakeAreThoseOfACrash) {
+  using Change = std::function<void(RankRecord&)>;
+  const auto result = [](auto change) {
+    return [=](RankRecord& r) { change(r.shots[0].results[0]); };
+  };
+  const auto call = [](auto change) {
+    return [=](RankRecord& r) { change(r.shots[0].ledger[0]); };
+  };
+  const std::vector<std::pair<std::string, Change>> table = {
+      {"met operand 1073741824", result([](ResultTensor& t) { t.operand = 1 << 30; })},
+      {"met operand -1", result([](ResultTensor& t) { t.operand = -1; })},
+      {"from step 7", result([](ResultTensor& t) { t.step = 7; })},
+      {"another dtype (200)", result([](ResultTensor& t) { t.dtype = DType(200); })},
+      {"met [1048576]", result([](ResultTensor& t) { t.shape = {1 << 20}; })},
+      {"expected 120 B of y, met 0", result([](ResultTensor& t) { t.bytes.resize(0); })},
+      {"met operation 77", call([](LedgerEntry& c) { c.op = Op(77); })},
+      {"met rank 99", call([](LedgerEntry& c) {
+         c.members = {0, 1, 99};
+       })},
+      {"for each of 4 members, met 5", call([](LedgerEntry& c) { c.send.assign(5, 1); })},
+      {"status of a shot, met 200",
+       [](RankRecord& r) { r.shots[0].status = ShotRecord::Status(200); }},
+      {"expected 2 shots, met 1", [](RankRecord& r) { r.shots.pop_back(); }},
+  };
+  for (const auto& [says, change] : table) {
+    const Judged j = judged_with(change);
+    for (const CheckResult& c : j.result.checks) {
+      EXPECT_EQ(c.verdict, Verdict::crashed) << says << " " << c.check;
+      ASSERT_EQ(c.findings.size(), 1u) << says;
+      EXPECT_EQ(c.findings[0].rank, 1) << says;
+      EXPECT_TRUE(holds(c.findings[0].message, "does not fit the case") &&
+                  holds(c.findings[0].message, says) &&
+                  holds(c.findings[0].message, "memory was overwritten"))
+          << says << ": " << c.findings[0].message;
+    }
+  }
+  for (const CheckResult& c : judged_with([](RankRecord&) {}).result.checks)
+    EXPECT_EQ(c.verdict, Verdict::passed) << c.check;
+}
+
+// Rank 1 writes over the record that rank 0 has handed in, in the memory that they share. Where
+// that is follows from the trace of rank 1: an arena of as many ranks is laid out alike.
+TEST(Records, ThatWereWrittenOverInSharedMemoryAreToldAsSuch) {
+  const Case line = planted::line_of("mapping_reduce tp=2 tokens=3 hidden=5", "");
+  const Arena alike(2, 1, true);
+  const RankMain honest = rank_main(planted::registry());
+  const RankMain main = [&](RankHost& host, std::span<const std::byte> job) {
+    auto record = honest(host, job);
+    if (host.rank != 1) return record;
+    const auto mine = [&](const void* there) {
+      return reinterpret_cast<std::byte*>(host.trace) +
+             (static_cast<const std::byte*>(there) -
+              reinterpret_cast<const std::byte*>(&alike.page(1).trace));
+    };
+    const auto* page = reinterpret_cast<const RankPage*>(mine(&alike.page(0)));
+    while (page->finished.load() == 0) usleep(100);
+    *mine(alike.record(0)) ^= std::byte(1);
+    return record;
+  };
+  const Judged j = planted::judge(line, {"forward"}, main);
+  const CheckResult& c = j.result.checks.at(0);
+  EXPECT_EQ(c.verdict, Verdict::crashed);
+  ASSERT_EQ(c.findings.size(), 1u);
+  EXPECT_TRUE(holds(c.findings[0].message, "rank 0") && holds(c.findings[0].message, "checksum"))
+      << c.findings[0].message;
+}
+
+// ---- The harness under a rank
+
+std::string no_judgement_of(const std::function<Judged()>& judge) {
+  try {
+    return std::string("judged: ") + name(judge().result.checks.at(0).verdict);
+  } catch (const Infrastructure& e) {
+    return e.what();
+  }
+}
+
+TEST(Harness, WhatItThrowsOnARankIsNobodysFault) {
+  const RankMain main = [](RankHost& host, std::span<const std::byte>) -> std::vector<std::byte> {
+    if (host.rank == 2) throw Infrastructure("the record is too long");
+    return {};
+  };
+  const std::string why = no_judgement_of(
+      [&] { return planted::judge(planted::line_of(small, ""), {"forward"}, main); });
+  EXPECT_EQ(why, "rank 2: the record is too long");
+}
+
+Registry with_contracts(
+    const std::vector<std::pair<std::string, std::function<void(Contract&)>>>& list) {
+  Registry r;
+  for (const auto& [name, change] : list) {
+    Contract c = planted::registry().contract("mapping_reduce");
+    c.name = name;
+    c.family = "sample";
+    c.illegal.clear();
+    c.cases = [name = name](const std::string&) {
+      return std::vector<std::string>{name + " tp=2 tokens=3 hidden=5"};
+    };
+    if (change) change(c);
+    r.add(std::move(c));
+    r.add(Subject{"", name, planted::forward(planted::reduced), planted::forward_only()});
+  }
+  return r;
+}
+
+// Memory that runs out where the kernel asks for some is the kernel's failure, elsewhere it is not.
+TEST(Harness, MemoryThatItLacksIsNobodysFault) {
+  Registry r = with_contracts({{"lacking",
+                                [parent = getpid()](Contract& c) {
+                                  c.operands = [of = c.operands, parent](const Case& line) {
+                                    if (getpid() != parent) throw std::bad_alloc();
+                                    return of(line);
+                                  };
+                                }},
+                               {"sound", nullptr}});
+  r.add(Subject{"greedy", "sound", []() -> std::unique_ptr<Kernel> { throw std::bad_alloc(); },
+                planted::forward_only()});
+  const Options options;
+  Runner runner(options, r);
+  const auto run = [&](const std::string& text) {
+    const Case line = parse(text + " tp=2 tokens=3 hidden=5", r);
+    return no_judgement_of([&] { return runner.run(line, {"forward"}, lane_of(line)); });
+  };
+  EXPECT_TRUE(holds(run("lacking"), "expected memory")) << run("lacking");
+  EXPECT_EQ(run("sound subject=greedy"), "judged: failed");
+  EXPECT_EQ(run("sound"), "judged: passed");
+}
+
+// ---- A gate goes on
+
+Options plain(int jobs) {
+  Options o;
+  o.tier = "smoke";
+  o.transports = {"processes"};
+  o.controls = o.self = false;
+  o.jobs = jobs;
+  return o;
+}
+
+const CaseResult& of(const Report& report, const std::string& contract) {
+  for (const CaseResult& c : report.cases)
+    if (c.contract == contract) return c;
+  throw std::runtime_error("no case of " + contract);
+}
+
+void ends(Contract& c, std::function<void()> how) {
+  c.forward = [how = std::move(how)](const Case&, std::span<const Whole>,
+                                     std::vector<Gauge>*) -> std::vector<Whole> {
+    how();
+    return {};
+  };
+}
+
+void fails(Registry& r, const std::string& contract) {
+  const std::string name = contract + "_off";
+  Contract c = r.contract(contract);
+  c.name = name;
+  c.cases = [name](const std::string&) {
+    return std::vector<std::string>{name + " tp=2 tokens=3 hidden=5"};
+  };
+  r.add(std::move(c));
+  r.add(Subject{"", name, planted::forward(planted::own_block), planted::forward_only()});
+}
+
+TEST(AGate, KeepsItsVerdictsWhereOneCaseThrows) {
+  Registry r = with_contracts(
+      {{"sound", nullptr}, {"throws", [](Contract& c) {
+                              ends(c, [] { throw std::runtime_error("a reference at odds"); });
+                            }}});
+  for (const int jobs : {1, 2}) {
+    Progress silent;
+    const Report report = run_gate(plain(jobs), r, silent);
+    EXPECT_TRUE(report.complete);
+    EXPECT_EQ(report.cases.size(), 2u);
+    EXPECT_EQ(of(report, "sound").checks.at(0).verdict, Verdict::passed);
+    for (const CheckResult& c : of(report, "throws").checks) {
+      EXPECT_EQ(c.verdict, Verdict::untested);
+      EXPECT_EQ(c.note, "a reference at odds");
+    }
+    EXPECT_EQ(exit_code(report), 3);
+    EXPECT_EQ(report.lanes.at(0).reason, "a reference at odds");
+  }
+}
+
+TEST(AGate, KeepsItsVerdictsWhereAProcessOfItEnds) {
+  const Registry r = with_contracts(
+      {{"sound", nullptr}, {"ends", [](Contract& c) { ends(c, [] { _exit(7); }); }}});
+  Progress silent;
+  const Report report = run_gate(plain(2), r, silent);
+  EXPECT_FALSE(report.complete);
+  EXPECT_EQ(of(report, "sound").checks.at(0).verdict, Verdict::passed);
+  const CheckResult& lost = of(report, "ends").checks.at(0);
+  EXPECT_EQ(lost.verdict, Verdict::untested);
+  EXPECT_TRUE(holds(lost.note, "ended before it was through, with status 7")) << lost.note;
+  EXPECT_EQ(exit_code(report), 3);
+}
+
+TEST(AGate, StopsEverywhereAtTheFirstFailure) {
+  constexpr int many = 100;
+  Registry r = with_contracts(
+      {{"slow", [](Contract& c) {
+          c.cases = [](const std::string&) {
+            std::vector<std::string> lines;
+            for (int seed = 1; seed <= many; ++seed)
+              lines.push_back("slow tp=2 tokens=3 hidden=5 seed=" + std::to_string(seed));
+            return lines;
+          };
+          c.forward = [of = c.forward](const Case& line, std::span<const Whole> x,
+                                       std::vector<Gauge>* g) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            return of(line, x, g);
+          };
+        }}});
+  fails(r, "slow");
+  Options o = plain(2);
+  o.fail_fast = true;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  EXPECT_EQ(exit_code(report), 1);
+  EXPECT_LT(report.cases.size(), size_t(many));
+}
+
+TEST(Turns, AStopIsSeenByEveryProcess) {
+  struct Seen final : ResultSink {
+    using ResultSink::put;
+    void put(const CaseResult& r) override { stopped = r.steady; }
+    bool stopped = false;
+  };
+  const auto seen = std::make_shared<Seen>();
+  Turns turns;
+  const auto stop = [&](ResultSink&) { turns.stop(); };
+  const auto wait = [&](ResultSink& sink) {
+    for (int i = 0; i < 10000 && !turns.stopped(); ++i) usleep(1000);
+    CaseResult r;
+    r.steady = turns.stopped();
+    sink.put(r);
+  };
+  const auto lost = run_parts({{stop, seen}, {wait, seen}}, [] {});
+  EXPECT_EQ(lost, (std::vector<std::string>{"", ""}));
+  EXPECT_TRUE(seen->stopped);
+}
+
+}  // namespace
+}  // namespace shardproof
