@@ -93,24 +93,23 @@ std::optional<Finding> compare_calls(int first, const Calls& a, int other, const
   return f;
 }
 
-// The base shot's recorded calls, group by group, against those of the group's first member.
+// The base shot's recorded calls, group by group, against those of the group's lowest member. Each
+// member has a list, which is empty where it made no call.
 int64_t compare_lists(const Evidence& e, std::vector<Finding>& findings) {
-  std::map<std::vector<int>, std::pair<int, Calls>> groups;
+  std::map<std::vector<int>, std::map<int, Calls>> groups;
   int64_t compared = 0;
   for (int r = 0; r < int(e.ranks.size()); ++r) {
-    if (e.ranks[size_t(r)].shots.empty() || e.record(r, 0).status != ShotRecord::ok)
-      return compared;
-    std::map<std::vector<int>, Calls> mine;
-    for (const LedgerEntry& c : e.record(r, 0).ledger) mine[c.members].push_back(&c);
-    for (auto& [members, group] : groups)  // a member that made no call at all
-      if (!mine.count(members) && std::count(members.begin(), members.end(), r)) mine[members];
-    for (auto& [members, calls] : mine) {
-      compared += int64_t(calls.size());
-      const auto [known, is_new] = groups.try_emplace(members, r, calls);
-      if (is_new) continue;
-      if (auto f = compare_calls(known->second.first, known->second.second, r, calls))
-        findings.push_back(std::move(*f));
+    if (e.ranks[size_t(r)].shots.empty() || e.record(r, 0).status != ShotRecord::ok) return 0;
+    for (const LedgerEntry& c : e.record(r, 0).ledger) {
+      groups[c.members][r].push_back(&c);
+      ++compared;
     }
+  }
+  for (auto& [members, by_rank] : groups) {
+    for (const int member : members) by_rank[member];
+    const auto& [first, calls] = *by_rank.begin();
+    for (const auto& [rank, others] : by_rank)
+      if (auto f = compare_calls(first, calls, rank, others)) findings.push_back(std::move(*f));
   }
   return compared;
 }

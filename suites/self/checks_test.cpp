@@ -1079,6 +1079,17 @@ TEST(Lockstep, RecordedListsAreComparedWithinAGroup) {
   EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::failed);
 }
 
+TEST(Lockstep, ACallThatOnlyTheLastMemberMadeIsSeen) {
+  auto play = with_traffic({});
+  play->e.ranks[2].shots[0].ledger.clear();
+  const CheckResult r = play->judge_again("lockstep");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  ASSERT_EQ(r.findings.size(), 1u);
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{2, 3}));
+  EXPECT_NE(r.findings[0].message.find("rank 2 made no further call"), std::string::npos)
+      << r.findings[0].message;
+}
+
 // ---- Memory ----
 
 TEST(Memory, WhatRanksSawIsTold) {
