@@ -549,10 +549,7 @@ void say_closing(Report& report, bool self) {
 int concluded(Report report, const Options& options) {
   if (interrupted()) report.complete = false;
   int code = interrupted() ? int(exit_interrupted) : exit_code(report);
-  if (!report.dump_error.empty()) {
-    complain(fmt::format("--dump: {}", report.dump_error));
-    if (code != exit_interrupted) code = exit_no_judgement;
-  }
+  if (!report.dump_error.empty()) complain(fmt::format("--dump: {}", report.dump_error));
   if (options.report.empty()) return code;
   try {
     write_report(report, options.report);

@@ -209,6 +209,7 @@ std::vector<std::string> no_judgement(const Report& report) {
   judge_the_judge(report, n, why);
   judge_lanes(report, why);
   judge_what_ran(report, n, why);
+  if (!report.dump_error.empty()) why.push_back("--dump: " + report.dump_error);
   return why;
 }
 

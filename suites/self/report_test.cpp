@@ -352,6 +352,17 @@ TEST(Reports, OfARunThatDidNotEndSayIt) {
   EXPECT_TRUE(contains(closing(r), said));
 }
 
+// In the report as in the exit code, whatever was judged.
+TEST(ExitCode, WhatCouldNotBeDumpedIsNoJudgement) {
+  for (Verdict v : {Verdict::passed, Verdict::failed}) {
+    Report r = report_of({with(v)});
+    r.dump_error = "expected a file that can be written, met 'File too large'";
+    EXPECT_EQ(exit_code(r), 3);
+    EXPECT_NE(report_json(r).find("\"exit_code\": 3"), std::string::npos);
+    EXPECT_NE(report_json(r).find("[\"--dump: expected a file"), std::string::npos);
+  }
+}
+
 TEST(Counts, ChecksAndCasesAreCountedApart) {
   const Counts n = counts(report_of({healthy(), with(Verdict::failed), with(Verdict::hung)},
                                     {caught(), with(ControlResult::escaped)}));
