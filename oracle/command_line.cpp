@@ -506,7 +506,7 @@ Options options_of(const Words& words, int argc, char** argv) {
   o.jobs = single_integer(words, "--jobs", usual_jobs(), 1024);
   o.deadline_scale = scale_of(words);
   o.mpiexec = text_of(words, "--mpiexec");
-  o.program = argv[0];
+  o.program = telling::shell_word(argv[0]);  // stands in lines that are pasted into a shell
   o.command = command_text(argc, argv);
   check_dtypes(o.dtypes);
   for (const std::string& check : o.checks) check_named(check);
@@ -696,8 +696,8 @@ bool lets_pass(const CaseResult& c) {
 
 // A twin that passes: on this line it is no other than the healthy subject, or nothing looked at
 // where it is.
-std::string note_of_uncaught(const Case& line, const Options& options, const Registry& registry) {
-  const Control& control = registry.control(line.contract, line.text("control"));
+std::string note_of_uncaught(const Case& line, const std::string& name, const Options& options, const Registry& registry) {
+  const Control& control = registry.control(line.contract, name);
   const Case witness = parse(control.witness, registry);
   std::string note = fmt::format("control {} was not caught on this line", control.name);
   if (options.checks.empty())
@@ -725,7 +725,7 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
       say(coloured(ended_with_newline(passed_line(c))));
       for (const std::string& note : c.state) say(note + "\n");
       if (!line.text("control").empty())
-        say(telling::row("note", note_of_uncaught(line, options, registry)));
+        say(telling::row("note", note_of_uncaught(line, line.text("control"), options, registry)));
     }
   for (const std::string& why : report.not_due) say(telling::row("not due", why));
   if (!report.dumped.empty()) say(telling::row("dumped", report.dumped));
@@ -926,6 +926,13 @@ int drift_of_logs(const Words& words) {
   return report.cut || report.one_rank ? exit_no_judgement : exit_passed;
 }
 
+// A control of a run that has not drifted.
+std::string note_of_unseen(const DriftLine& line, const Options& options, const Registry& registry) {
+  const auto of_the_step = [&](const auto& fault) { return fault.first == line.control; };
+  if (std::none_of(drift_faults().begin(), drift_faults().end(), of_the_step)) return note_of_uncaught(line.line, line.control, options, registry);
+  return fmt::format("control {} was not caught on this line, on which it may change nothing", line.control);
+}
+
 int drift_command(const Words& words, const Registry& registry, int argc, char** argv) {
   if (const auto logs = words.values.find("--logs");
       logs != words.values.end() && !logs->second.empty())
@@ -948,6 +955,7 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   require_writable_json(words);
   const DriftReport report = run_drift(line, o, common, registry);
   say(coloured(drift_text(report, line, o, common.program)));
+  if (!report.drifted() && !line.control.empty() && report.steps > line.from) say(telling::row("note", note_of_unseen(line, common, registry)));
   write_json(words, drift_json(report, line, o, common.program));
   if (!common.report.empty())
     write_whole(common.report, "index.html", drift_html(report, line, o, common.program, common.command));

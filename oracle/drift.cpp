@@ -749,7 +749,15 @@ DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) 
           fmt::format("control: expected control=NAME@STEP, met '{}'; `list block` names "
                       "the controls",
                       *word));
-    words.erase(word);
+    const std::string first = *word;
+    const auto rest = words.erase(word);
+    if (const auto second =
+            std::find_if(rest, words.end(), [](auto& w) { return w.starts_with("control="); });
+        second != words.end())
+      throw BadInput(
+          fmt::format("control: expected it once, since a run is broken in one way at a time, met "
+                      "'{}' and '{}'; leave one out",
+                      first, *second));
     break;
   }
   d.line = parse_words(words, registry);

@@ -543,6 +543,32 @@ TEST_F(Command, ABrokenTwinFailsAndAReplayLineIsShown) {
   EXPECT_TRUE(holds(text_of(folder / "report/report.json"), "\"complete\": true"));
 }
 
+// A path that holds a blank stands in the replay line as a shell has to read it.
+TEST_F(Command, AReplayLineQuotesTheProgram) {
+  Folder folder;
+  fs::create_directory(folder / "a b");
+  const std::string link = folder / "a b/shardproof";
+  fs::create_symlink(program(), link);
+  const char* before = std::getenv("SHARDPROOF_PROGRAM");
+  const std::string given = before ? before : "";
+  setenv("SHARDPROOF_PROGRAM", link.c_str(), 1);
+  const Ended broken = call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p"});
+  before ? setenv("SHARDPROOF_PROGRAM", given.c_str(), 1) : unsetenv("SHARDPROOF_PROGRAM");
+  EXPECT_EQ(broken.code, 1) << broken.err;
+  EXPECT_TRUE(holds(broken.out, "'" + link + "' run linear_row")) << broken.out;
+}
+
+// On this line the twin draws what the healthy kernel draws.
+TEST_F(Command, ADriftControlThatIsNotSeenIsSaid) {
+  const Ended unseen =
+      call({"drift", "block", "tp=2", "control=dropout_by_local_index@1", "--steps", "3"});
+  EXPECT_EQ(unseen.code, 0) << unseen.out;
+  EXPECT_TRUE(holds(unseen.out, "dropout_by_local_index was not caught on this line"))
+      << unseen.out;
+  const Ended healthy = call({"drift", "block", "tp=2", "--steps", "3"});
+  EXPECT_FALSE(holds(healthy.out, "not caught")) << healthy.out;
+}
+
 TEST_F(Command, DryRunRunsNothing) {
   Ended ended = call({"gate", "--tier", "smoke", "--dry-run", "--ranks", "2"});
   EXPECT_EQ(ended.code, 0) << ended.err;

@@ -532,6 +532,31 @@ TEST(Drift, RefusesWhatCannotBeTrained) {
   EXPECT_NE(refusal("block tp=2 sp=on control=gradient_reduced_after_step@1").find("dp or cp"),
             std::string::npos);
   EXPECT_EQ(refusal("block tp=2 sp=on control=norm_gradient_averaged@1"), "");
+  const std::string twice =
+      refusal("block tp=2 sp=on control=norm_gradient_averaged@1 control=norm_gradient_not_summed");
+  EXPECT_NE(twice.find("expected it once"), std::string::npos) << twice;
+  EXPECT_NE(twice.find("'control=norm_gradient_not_summed'"), std::string::npos) << twice;
+}
+
+// The harness under a rank: nobody's kernel is to blame.
+struct HarnessFails final : primitives::Block {
+  std::unique_ptr<Saved> forward(Rank&, std::span<const View>, std::span<const View>) override {
+    throw Infrastructure("no memory is left for a buffer");
+  }
+};
+
+TEST(Drift, AFailureOfTheHarnessIsNoVerdict) {
+  Registry r = all_families();
+  Control fails;
+  fails.name = "harness_fails";
+  fails.contract = "block";
+  fails.witness = "block tp=2 sp=on";
+  fails.make = [] { return std::make_unique<HarnessFails>(); };
+  r.add(std::move(fails));
+  DriftOptions o;
+  o.steps = 2;
+  const DriftLine line = parse_drift(words_of("block tp=2 sp=on control=harness_fails@1"), r);
+  EXPECT_THROW(run_drift(line, o, Options{}, r), Infrastructure);
 }
 
 // ---- The optimizer, by hand
