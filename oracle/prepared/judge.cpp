@@ -198,6 +198,8 @@ class Opened {
       texts.push_back(fmt::format("{} of files: {}", joined(checks, ", "), why));
     return texts;
   }
+  // Why a check that was judged saw less than it asks; "" where none did.
+  const std::string& partial() const { return partial_; }
   const std::string& digest() const { return case_.digest; }
   bool owes_one_of(const std::vector<std::string>& checks) const {
     return std::find_first_of(checks.begin(), checks.end(), plan().checks.begin(),
@@ -386,18 +388,22 @@ class Opened {
                              "an argument was written to"});
   }
 
-  CheckResult judged(const std::string& check, const Evidence& e) const {
-    std::string missing;
+  CheckResult judged(const std::string& check, const Evidence& e) {
+    std::string missing, unseen;
+    bool rounding_unseen = false;
     for (size_t p = 0; p < plan().passes.size(); ++p) {
       const std::string& shot = plan().passes[p].name;
       const bool due =
           shot.starts_with(check + ":") || (check == "coverage" && shot.starts_with("mask:"));
-      // Without its further pass on rounding data, replicas are still compared on the first.
-      if (due && !returned_[p] && check != "replica" && missing.empty())
-        missing = plan().passes[p].steps[0].prefix;
+      if (!due || returned_[p]) continue;
+      const std::string& prefix = plan().passes[p].steps[0].prefix;
+      // Without its further passes replicas are still compared on the first.
+      std::string& of = check == "replica" ? unseen : missing;
+      if (of.empty()) of = fmt::format("the program did not return {}...", prefix);
+      rounding_unseen = rounding_unseen || shot == "replica:normal";
     }
     std::string why;
-    if (!missing.empty()) why = fmt::format("the program did not return {}...", missing);
+    if (!missing.empty()) why = missing;
     if (check == "memory" && arguments_ == 0)
       why =
           "the program returned none of its arguments; saved under their own names, they are "
@@ -406,6 +412,12 @@ class Opened {
     if (why.empty()) {
       result = check_named(check).judge(e);
       say_what_files_know(result);
+      if (partial_.empty()) partial_ = unseen;
+      if (rounding_unseen)
+        result.note += fmt::format(
+            "{}{}, so replicas were not compared on data that round: sums that each rank takes in "
+            "an order of its own are not seen",
+            result.note.empty() ? "" : "; ", unseen);
       return result;
     }
     result.check = check;
@@ -421,6 +433,7 @@ class Opened {
   std::vector<std::unique_ptr<Answer>> out_;
   std::vector<bool> returned_;  // by pass
   int64_t arguments_ = 0;       // that were returned
+  std::string partial_;
 };
 
 // What lies in a folder.
@@ -461,7 +474,9 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
 
 // A lane is proven by an answer to all of its cases, in full. Of the cases that were
 // answered, an interruption leaves some out.
-void close_lanes(Report& report, size_t unanswered, size_t answered) {
+// `partial`: by lane why a check there saw less than it asks.
+void close_lanes(Report& report, size_t unanswered, size_t answered,
+                 const std::map<std::string, std::string>& partial) {
   std::map<std::string, std::string> reasons;
   for (const CaseResult& c : report.cases) {
     std::string& reason = reasons[c.lane];
@@ -472,6 +487,8 @@ void close_lanes(Report& report, size_t unanswered, size_t answered) {
     for (const CheckResult& check : c.checks)
       if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
   }
+  for (const auto& [lane, why] : partial)
+    if (std::string& reason = reasons[lane]; reason.empty()) reason = why;
   for (const auto& [lane, reason] : reasons) report.lanes.push_back({lane, reason.empty(), reason});
 }
 
@@ -503,6 +520,7 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   for (const std::string& check : options.checks)
     if (std::none_of(cases.begin(), cases.end(), [&](auto& c) { return c->owes_one_of({check}); }))
       report.not_due.push_back(check + ": not prepared in any case here");
+  std::map<std::string, std::string> partial;
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
     auto result = unless_interrupted(
@@ -510,11 +528,12 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
     if (!result) break;
     progress.done(*result);
     for (std::string& text : opened->unasked()) report.not_due.push_back(std::move(text));
+    if (!opened->partial().empty()) partial.try_emplace(result->lane, opened->partial());
     report.cases.push_back(std::move(*result));
     progress.tick();
     opened.reset();  // its files are closed
   }
-  close_lanes(report, looked->unanswered.size(), cases.size());
+  close_lanes(report, looked->unanswered.size(), cases.size(), partial);
   report.wall_seconds = now() - begin;
   report.complete = !interrupted() && looked->unanswered.empty();
   return report;

@@ -251,6 +251,31 @@ TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
             report.not_due.end());
 }
 
+// Replicas are compared on the first pass all the same; what that cannot show is said, and the lane
+// is not proven.
+TEST_F(Prepared, ReplicasWithoutDataThatRoundAreSaidToBeSo) {
+  prepare("linear_row tp=4");
+  std::string prefix;
+  for (const Pass& p : read_case(folder, families()).plan.passes)
+    if (p.name == "replica:normal") prefix = p.steps[0].prefix;
+  ASSERT_NE(prefix, "");
+  answer(folder, families(), {.arguments = true, .change = [&](int, auto& tensors) {
+           std::erase_if(tensors, [&](auto& t) { return t.name.starts_with(prefix); });
+         }});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 0);
+  EXPECT_TRUE(with(report, Verdict::skipped).empty());
+  EXPECT_FALSE(report.lanes.at(0).proven);
+  EXPECT_EQ(report.lanes.at(0).reason, fmt::format("the program did not return {}...", prefix));
+  for (const CheckResult& c : report.cases.at(0).checks)
+    if (c.check == "replica") {
+      EXPECT_EQ(c.verdict, Verdict::passed);
+      EXPECT_NE(c.note.find(prefix + "..., so replicas were not compared on data that round"),
+                std::string::npos)
+          << c.note;
+    }
+}
+
 // A program that does not read the key that numbers draws gives one mask again and again. Masks of
 // 12 rows of 10 are 34 bits (0.286 an element): too few to say that two that are equal are so by a
 // fault. With 4 times as many rows one draw would do.
