@@ -212,21 +212,19 @@ class MpiWorld final : public World {
   void gather_ranks() {
     const double limit = 120 * std::max(1.0, spec_.deadline_scale);
     const auto begin = Clock::now();
+    Callers callers;
     for (int present = 0; present < spec_.ranks;) {
+      if (interrupted()) throw Infrastructure("interrupted while the ranks of MPI started");
       if (launcher_gone())
         throw Infrastructure(fmt::format("the launcher '{}' ended before its {} ranks had called back: {}; try it by hand, or name another with --mpiexec",
                                          joined(launcher_, " "), spec_.ranks, tail_of(log_file())));
       if (seconds_since(begin) > limit)
         throw Infrastructure(fmt::format("{} of {} ranks called back within {:.0f} s of '{}': {}; check that every host can be reached and has enough slots",
                                          present, spec_.ranks, limit, joined(launcher_, " "), tail_of(log_file())));
-      pollfd p{listener_, POLLIN, 0};
-      if (::poll(&p, 1, 5) <= 0) continue;
-      const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-      Frame frame;
+      const int fd = callers.next(listener_);
       Hello hello;
       if (fd < 0) continue;
-      if (!receive_exactly(fd, &frame, sizeof frame) || frame.kind != Frame::hello || frame.bytes != sizeof hello ||
-          !receive_exactly(fd, &hello, sizeof hello) || hello.token != token_) {
+      if (!says_hello(fd, hello) || hello.token != token_) {
         ::close(fd);  // not one of ours
         continue;
       }
@@ -241,6 +239,41 @@ class MpiWorld final : public World {
       if (local_) l.page = map_page(hello.supervisor);
       ++present;
     }
+  }
+
+  // Connections that have said nothing so far: a stranger that never does keeps no rank waiting.
+  struct Callers {
+    ~Callers() {
+      for (const int fd : silent) ::close(fd);
+    }
+    // One that has begun to speak; -1: none within a moment.
+    int next(int listener) {
+      std::vector<pollfd> polls{{listener, POLLIN, 0}};
+      for (const int fd : silent) polls.push_back({fd, POLLIN, 0});
+      if (::poll(polls.data(), polls.size(), 5) <= 0) return -1;
+      for (size_t i = 1; i < polls.size(); ++i)
+        if (polls[i].revents) {
+          silent.erase(silent.begin() + ptrdiff_t(i - 1));
+          return polls[i].fd;
+        }
+      if (const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC); fd >= 0) silent.push_back(fd);
+      return -1;
+    }
+    std::vector<int> silent;
+  };
+
+  // A rank says all of it at once.
+  static bool says_hello(int fd, Hello& hello) {
+    const auto wait_at_most = [&](int seconds) {
+      const timeval patience{seconds, 0};  // 0: for ever
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    };
+    Frame frame;
+    wait_at_most(5);
+    const bool said = receive_exactly(fd, &frame, sizeof frame) && frame.kind == Frame::hello && frame.bytes == sizeof hello &&
+                      receive_exactly(fd, &hello, sizeof hello);
+    wait_at_most(0);
+    return said;
   }
 
   MpiPage* map_page(int supervisor) const {

@@ -6,6 +6,7 @@
 // forked ranks play the same scenes. The parent believes records and wait statuses only.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -27,6 +28,7 @@
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/world.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/report.hpp"
 #include "oracle/worker.hpp"
 #include "suites/self/planted.hpp"
@@ -599,6 +601,14 @@ TEST_P(Lies, NobodyOutlivesTheParent) {
 // ---- MPI's launcher
 // -------------------------------------------------------------------------------
 
+constexpr int stranger_seconds = 60;
+
+// Until the other side closes the connection, or for as long as no test waits.
+int be_a_stranger(const std::string& address) {
+  pollfd p{connect_to(address), POLLIN, 0};
+  return p.fd >= 0 && ::poll(&p, 1, stranger_seconds * 1000) > 0 ? 0 : 1;
+}
+
 class Launcher : public testing::Test {
  protected:
   void SetUp() override {
@@ -682,6 +692,38 @@ TEST_F(Launcher, ThatEndsAtOnceIsNamedWithItsWords) {
   s.mpiexec = script;
   const std::string why = refusal(s);
   EXPECT_TRUE(holds(why, "no slots here")) << why;
+}
+
+TEST_F(Launcher, IsNotWaitedForOnceInterrupted) {
+  const std::string script = folder_.path() + "/mpiexec";
+  std::ofstream(script) << "#!/bin/sh\nexec sleep 60\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  WorldSpec s = spec(2);
+  s.mpiexec = script;
+  const auto begin = Clock::now();
+  const pid_t parent = fork();
+  if (parent == 0) {
+    catch_interrupts();
+    kill(getpid(), SIGINT);
+    _exit(holds(refusal(s), "interrupted") ? 42 : 1);
+  }
+  int status = 0;
+  waitpid(parent, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+  EXPECT_LT(seconds_since(begin), 30);
+}
+
+// Somebody connects to the parent and never says a word.
+TEST_F(Launcher, RanksAreNotKeptWaitingByASilentStranger) {
+  const std::string script = folder_.path() + "/mpiexec";
+  std::ofstream(script)
+      << "#!/bin/sh\n\"$3\" --stranger \"$5\" &\nsleep 0.5\nexec mpiexec \"$@\"\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  WorldSpec s = spec(2);
+  s.mpiexec = script;
+  const auto begin = Clock::now();
+  EXPECT_TRUE(start_world(s, play)->alive());
+  EXPECT_LT(seconds_since(begin), stranger_seconds);
 }
 
 TEST_F(Launcher, NeedsAFolderThatCanBeWrittenTo) {
@@ -853,6 +895,7 @@ TEST(OneReport, RanksNeitherOverwriteNorRepeatIt) {
 int main(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "--worker")
     return shardproof::mpi_worker(argc, argv, shardproof::play);
+  if (argc > 2 && std::string(argv[1]) == "--stranger") return shardproof::be_a_stranger(argv[2]);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
