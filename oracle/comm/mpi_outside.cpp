@@ -22,11 +22,13 @@
 namespace shardproof {
 namespace {
 
-enum class Word : uint32_t { job, end };
+// open comes once, before the first job: all ranks open their doors together, with rank 0's scale of
+// deadlines.
+enum class Word : uint32_t { open, job, end };
 struct Order {
   Word word = Word::job;
   uint32_t number = 0;  // of the job; end: exit code
-  double deadline = 0;
+  double deadline = 0;  // of the job; open: scale
   uint32_t nccl = 0;  // 1: the job runs over NCCL
 };
 
@@ -43,20 +45,60 @@ MpiPage* page() {
   return &one;
 }
 
-// No parent watches a rank here: it ends itself when a case outlasts its deadline.
+// Words of a signal handler, put together without the heap: the signal may have come while it was
+// locked.
+class LastWords {
+ public:
+  LastWords& operator<<(const char* text) {
+    while (text && *text && length_ < sizeof text_) text_[length_++] = *text++;
+    return *this;
+  }
+  LastWords& operator<<(int64_t n) {
+    char digits[24];
+    char* at = digits + sizeof digits;
+    *--at = 0;
+    uint64_t left = n < 0 ? -uint64_t(n) : uint64_t(n);
+    do *--at = char('0' + left % 10);
+    while (left /= 10);
+    if (n < 0) *--at = '-';
+    return *this << at;
+  }
+  // "in call 3 of backward: all_reduce, tp, at linear_row.cpp:41"
+  LastWords& operator<<(const Trace& t) {
+    if (t.group_size == 0) return *this << "before its first call";
+    if (t.state == Trace::waiting)
+      *this << "in call " << int64_t(t.calls_in_phase) << " of " << name(t.phase);
+    else
+      *this << "in " << name(t.phase) << ", after call " << int64_t(t.calls_in_phase);
+    *this << ": " << name(t.op) << ", " << t.label;
+    return t.site[0] ? *this << ", at " << t.site : *this;
+  }
+  [[noreturn]] void say_and_end(int code) const {
+    (void)!::write(2, text_, length_);
+    ::_exit(code);
+  }
+
+ private:
+  char text_[1024];
+  size_t length_ = 0;
+};
+
+volatile std::sig_atomic_t awaited = 0;  // rank whose record rank 0 waits for; 0: none
+
+// No parent watches a rank here: it ends itself when a case outlasts its deadline, and the run when
+// the record of another one does.
 void on_alarm(int) {
-  const Trace t = snapshot(page()->trace);
-  const std::string text = "shardproof: a rank made no end within its deadline: " + standing(0, t) + "\n";
-  (void)!::write(2, text.data(), text.size());
-  ::_exit(1);
+  LastWords words;
+  if (awaited)
+    (words << "shardproof: rank " << int64_t(awaited) << " handed in no record within its deadline; without a parent of its own the run ends here\n").say_and_end(1);
+  (words << "shardproof: a rank made no end within its deadline: it stood " << snapshot(page()->trace) << "\n").say_and_end(1);
 }
 
 // Says where the rank stood; the exit code of a crash is 1 whatever the launcher makes of signals.
 void on_crash(int signal) {
-  const Trace t = snapshot(page()->trace);
-  const std::string text = fmt::format("shardproof: a rank was killed by signal {} ({}) {}; without a parent of its own the run ends here\n", signal, ::sigabbrev_np(signal), place(t));
-  (void)!::write(2, text.data(), text.size());
-  ::_exit(1);
+  (LastWords() << "shardproof: a rank was killed by signal " << int64_t(signal) << " (" << ::sigabbrev_np(signal) << ") " << snapshot(page()->trace)
+               << "; without a parent of its own the run ends here\n")
+      .say_and_end(1);
 }
 
 constexpr unsigned init_seconds = 120;
@@ -71,16 +113,22 @@ constexpr const char* no_launcher_there = "; unset these where no launcher runs,
 
 bool no_world_here = false;  // MPI was opened, and its world is not the one that was told
 
-// MPI_Init waits for as long as its peers do not come.
+// MPI_Init waits for as long as its peers do not come. What is said then is put together before.
+std::string& words_of_silent_init() {
+  static std::string words;
+  return words;
+}
 void on_silent_init(int) {
-  const std::string text = fmt::format("shardproof: MPI_Init did not come back within {} s, although {}{}\n", init_seconds, told_by_environment(), no_launcher_there);
-  (void)!::write(2, text.data(), text.size());
+  const std::string& words = words_of_silent_init();
+  (void)!::write(2, words.data(), words.size());
   ::_exit(3);
 }
 
 MpiSession* open_session() {
   const OutsideLaunch launch = outside_launch().value();
   if (launch.launcher == torchrun) return open_tcp_session();
+  words_of_silent_init() =
+      fmt::format("shardproof: MPI_Init did not come back within {} s, although {}{}\n", init_seconds, told_by_environment(), no_launcher_there);
   std::signal(SIGALRM, on_silent_init);
   ::alarm(init_seconds);
   MpiSession* session = open_mpi_session(nullptr, nullptr);
@@ -94,16 +142,20 @@ MpiSession* open_session() {
 
 class Participant {
  public:
-  explicit Participant(double scale) : session(open_session()) {
+  Participant() : session(open_session()) {
     state.trace = &page()->trace;
+    for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(s, on_crash);
+    std::signal(SIGALRM, on_alarm);
+  }
+
+  // Together with all other ranks.
+  void open_door(double scale) {
     MpiSession::Context context;
     context.state = &state;
     context.page = page();
     context.deadline_scale = scale;
     context.released = [](void*) -> std::optional<std::pair<Released::Cause, std::string>> { return std::nullopt; };
     door = session->door(context);
-    for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(s, on_crash);
-    std::signal(SIGALRM, on_alarm);
   }
 
   void leave() {
@@ -129,8 +181,8 @@ class Participant {
   std::unique_ptr<Door> door;
 };
 
-Participant& participant(double scale) {
-  static Participant one(scale);
+Participant& participant() {
+  static Participant one;
   return one;
 }
 
@@ -144,10 +196,13 @@ std::vector<std::byte> as_message(const T& head, std::span<const std::byte> rest
 
 class OutsideWorld final : public World {
  public:
-  OutsideWorld(const WorldSpec& spec, RankMain main) : spec_(spec), main_(std::move(main)), me_(participant(spec.deadline_scale)) {
+  OutsideWorld(const WorldSpec& spec, RankMain main) : spec_(spec), main_(std::move(main)), me_(participant()) {
     if (me_.session->size() != spec.ranks)
       throw Infrastructure(fmt::format("expected a world of {} ranks, met one of {}: the launcher that started this program decides; start it with -n {}",
                                        spec.ranks, me_.session->size(), spec.ranks));
+    if (me_.door) return;
+    for (int r = 1; r < spec_.ranks; ++r) me_.session->send(r, as_message(Order{Word::open, 0, spec_.deadline_scale, 0}, {}));
+    me_.open_door(spec_.deadline_scale);
   }
   bool alive() const override { return true; }
   std::string description() const override { return fmt::format("{}, {} ranks, {}, started from outside", spec_.transport, spec_.ranks, me_.session->library()); }
@@ -160,10 +215,14 @@ class OutsideWorld final : public World {
     outcomes[0].end = RankOutcome::finished;
     outcomes[0].record = me_.work(main_, job, case_number, limit);
     outcomes[0].trace = snapshot(page()->trace);
+    ::alarm(unsigned(limit) + 4);  // a rank that can ends itself after its limit and 2 s
     for (int r = 1; r < spec_.ranks; ++r) {
+      awaited = r;
       outcomes[size_t(r)].end = RankOutcome::finished;
       outcomes[size_t(r)].record = me_.session->receive(r);
     }
+    ::alarm(0);
+    awaited = 0;
     return outcomes;
   }
 
@@ -201,8 +260,8 @@ std::optional<OutsideLaunch> outside_launch() {
 std::unique_ptr<World> start_outside_world(const WorldSpec& spec, RankMain main) { return std::make_unique<OutsideWorld>(spec, std::move(main)); }
 
 int serve_outside(const RankMain& main) {
-  Participant& me = participant(1);
-  const RankMain over_nccl = with_nccl(main, 1);
+  Participant& me = participant();
+  RankMain over_nccl;
   for (;;) {
     const std::vector<std::byte> message = me.session->receive(0);
     Order order;
@@ -212,13 +271,18 @@ int serve_outside(const RankMain& main) {
       me.leave();
       return leaks_noted() > 0 ? 3 : int(order.number);
     }
+    if (order.word == Word::open) {
+      me.open_door(order.deadline);
+      over_nccl = with_nccl(main, order.deadline);
+      continue;
+    }
     me.session->send(0, me.work(order.nccl ? over_nccl : main, std::span(message).subspan(sizeof order), order.number, order.deadline));
   }
 }
 
 void release_outside(int exit_code) {
   if (no_world_here) return;
-  Participant& me = participant(1);  // also where nothing was run: the others wait in MPI_Init
+  Participant& me = participant();  // also where nothing was run: the others wait in MPI_Init
   for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0, 0}, {}));
   me.leave();
 }
