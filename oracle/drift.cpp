@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <set>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/draws.hpp"
@@ -113,7 +114,7 @@ class Watch {
 
   // The records of one step, one a rank. False: the run has ended.
   bool see(int64_t step, std::vector<ShotRecord> records) {
-    if (ended(step, records)) return false;
+    if (ended(step, records) || written_over(step, records)) return false;
     e_.ranks.assign(records.size(), RankRecord{});
     for (size_t r = 0; r < records.size(); ++r) {
       e_.ranks[r].rank = int(r);
@@ -203,6 +204,38 @@ class Watch {
     if (blamed < 0) return false;
     report_.ended = fmt::format("rank {} {}", blamed, judging::what_ended(records[size_t(blamed)]));
     report_.ended_at = step;
+    return true;
+  }
+
+  // Ranks share their memory with the kernel: of a record that no rank can make nothing is read.
+  bool written_over(int64_t step, const std::vector<ShotRecord>& records) {
+    for (size_t r = 0; r < records.size(); ++r)
+      if (!fits(records[r], int(r))) {
+        report_.ended = fmt::format(
+            "rank {} handed in a record that does not fit the step: its memory was overwritten", r);
+        report_.ended_at = step;
+        return true;
+      }
+    return false;
+  }
+  // Every tensor is as long as the rank's part of it, and what each step gives is there.
+  bool fits(const ShotRecord& record, int rank) const {
+    std::set<std::pair<int, int>> there;  // tag and operand
+    for (const ResultTensor& t : record.results) {
+      if (t.operand < 0 || size_t(t.operand) >= e_.operands.size() || t.dtype > DType::i32)
+        return false;
+      if (t.step >= hash_of && t.step < microbatch) continue;  // words of a size that is looked at
+      const Operand& o = e_.operands[size_t(t.operand)];
+      const Layout layout = t.step >= microbatch && t.gradient ? dual(o.layout)
+                            : t.step >= 0 && t.step < hash_of  ? layout_at(o, t.step)
+                                                               : o.layout;
+      const size_t elements = size_t(product(local_shape(o.shape, layout, e_.mesh, rank)));
+      if (t.bytes.size() != elements * size_of(t.dtype)) return false;
+      there.emplace(t.step, t.operand);
+    }
+    for (int k = 0; k < e_.inputs; ++k)
+      for (int tag : {int(after_backward), int(before_step), int(after_step)})
+        if (trained(k) && !there.contains({tag, k})) return false;
     return true;
   }
 
