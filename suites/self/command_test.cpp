@@ -1,6 +1,7 @@
 // The program from outside: exit codes, one clear line for a wrong call, and what list and explain
 // say. SHARDPROOF_PROGRAM names the program; else it is the one beside this test.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/resource.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -408,6 +410,47 @@ TEST_F(Command, ALauncherThatIsNotThereIsNamedWithItsVariables) {
                 holds(strayed.err, "unset"))
         << strayed.err;
   }
+}
+
+// Ranks of a launcher whose command line holds `mark`, with the number that it gave them.
+std::vector<pid_t> launched(const std::string& mark, const char* rank) {
+  std::vector<pid_t> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());
+    if (pid <= 0 || !holds(text_of(entry.path() / "cmdline"), mark)) continue;
+    const std::string said = '\0' + text_of(entry.path() / "environ");
+    for (const char* variable : {"PMI_RANK", "OMPI_COMM_WORLD_RANK"})
+      if (holds(said, '\0' + fmt::format("{}={}", variable, rank) + '\0')) {
+        found.push_back(pid);
+        break;
+      }
+  }
+  return found;
+}
+
+// A rank of an outside launcher that nothing is heard of any more ends the run at its deadline.
+TEST_F(Command, ALaunchedRankThatFallsSilentIsNotWaitedForForEver) {
+  if (!mpi_missing().empty()) GTEST_SKIP() << mpi_missing();
+  Folder folder;
+  const std::string report = folder / "report", log = folder / "log";
+  const std::string gate = fmt::format("mpiexec -n 2 {} gate mapping_reduce --transport mpi --deadline-scale 0.1 --report {} > {} 2>&1",
+                                       program(), report, log);
+  std::atomic<int> status = -1;
+  std::thread launcher([&] { status = std::system(gate.c_str()); });
+  // Once rank 0 has processes for the judge's own tests, the ranks have met.
+  const auto patience = [](const auto& met) {
+    for (int i = 0; i < 600 && !met(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return met();
+  };
+  const bool begun = patience([&] { return launched(report, "0").size() > 1; });
+  const auto silent = launched(report, "1");
+  for (const pid_t rank : silent) kill(rank, SIGSTOP);
+  const bool ended = patience([&] { return status != -1; });
+  for (const pid_t rank : silent) kill(rank, SIGKILL);
+  launcher.join();
+  EXPECT_TRUE(begun && ended && silent.size() == 1);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_TRUE(holds(text_of(log), "rank 1 handed in no record within its deadline")) << text_of(log);
 }
 
 // One all-reduce over tp is due forward: cp has no call, and nothing was broken.
