@@ -505,7 +505,8 @@ void conclude(ControlResult& out, const Judged& broken, const Judged& healthy, c
   const std::string twin = firing(healthy.result);
   if (!twin.empty()) {
     out.outcome = ControlResult::unjudged;
-    out.reason = "the healthy twin does not pass " + twin + " on the same case";
+    out.reason = left_open(healthy.result) ? "the healthy twin could not be judged: " + healthy.result.checks.front().note
+                                           : "the healthy twin does not pass " + twin + " on the same case";
     return;
   }
   for (const CheckResult& c : broken.result.checks)

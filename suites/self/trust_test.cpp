@@ -149,6 +149,7 @@ Registry with_contracts(
     c.name = name;
     c.family = "sample";
     c.illegal.clear();
+    c.witnesses.clear();
     c.cases = [name = name](const std::string&) {
       return std::vector<std::string>{name + " tp=2 tokens=3 hidden=5"};
     };
@@ -236,6 +237,30 @@ TEST(AGate, KeepsItsVerdictsWhereOneCaseThrows) {
     EXPECT_EQ(exit_code(report), 3);
     EXPECT_EQ(report.lanes.at(0).reason, "a reference at odds");
   }
+}
+
+// Without its healthy twin a control says nothing; no code is said to fail.
+TEST(AGate, LeavesAControlOpenWhereItsTwinThrows) {
+  Registry r = with_contracts({{"throws", [](Contract& c) {
+                                  ends(c, [] { throw std::runtime_error("a reference at odds"); });
+                                }}});
+  Control off;
+  off.name = "off";
+  off.contract = "throws";
+  off.make = planted::forward(planted::own_block);
+  off.declared = planted::forward_only();
+  off.check = "forward";
+  off.witness = "throws tp=2 tokens=3 hidden=5";
+  r.add(std::move(off));
+  Options o = plain(1);
+  o.controls = true;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  ASSERT_EQ(report.controls.size(), 1u);
+  EXPECT_EQ(report.controls[0].outcome, ControlResult::unjudged);
+  EXPECT_EQ(report.controls[0].reason, "the healthy twin could not be judged: a reference at odds");
+  EXPECT_EQ(exit_code(report), 3);
+  EXPECT_FALSE(holds(closing(report), "healthy code fails")) << closing(report);
 }
 
 TEST(AGate, KeepsItsVerdictsWhereAProcessOfItEnds) {
