@@ -459,6 +459,11 @@ std::string firing(const CaseResult& result) {
   return list;
 }
 
+bool lost_ranks(const CaseResult& result) {
+  return std::any_of(result.checks.begin(), result.checks.end(),
+                     [](const CheckResult& c) { return c.verdict == Verdict::hung || c.verdict == Verdict::crashed; });
+}
+
 // Something in it could not be judged, and nothing in it is to blame.
 bool left_open(const CaseResult& result) {
   return std::any_of(result.checks.begin(), result.checks.end(), [](const CheckResult& c) { return c.verdict == Verdict::untested; });
@@ -736,8 +741,11 @@ class Gate {
     struct Keeper final : ResultSink {
       explicit Keeper(Gate& g) : gate(g) {}
       using ResultSink::put;
-      // A job says nothing of what was under way when it was interrupted: all that it sends holds.
-      void put(const CaseResult& r) override { gate.take(r); }
+      // A job says nothing of what was under way when it was interrupted, so what it sends holds; but ranks
+      // that a signal to all processes ended look like a crash until the job has the signal, too.
+      void put(const CaseResult& r) override {
+        if (!interrupted() || !lost_ranks(r)) gate.take(r);
+      }
       void put(const ControlResult& r) override { gate.take(r); }
       Gate& gate;
     };
