@@ -272,7 +272,8 @@ class Watch {
       for (size_t k = 0; k < out.size(); ++k) {
         const int operand = e_.inputs + int(k);
         const Operand& o = e_.operands[size_t(operand)];
-        if (!report_.drifted()) judge_output(step, m, operand, out[k], output_gauges[k]);
+        if (!report_.drifted())
+          judge_output(step, m, operand, out[k], judging::gauge_of(output_gauges, k));
         cotangents.push_back(gathered(microbatch + int(m), operand, true, dual(o.layout)));
       }
       kept.push_back(contract_.backward(line, in, cotangents, &gauges[size_t(m)]));
@@ -286,7 +287,7 @@ class Watch {
       for (size_t m = 0; m < kept.size(); ++m) {
         const Whole& g = kept[m][size_t(k)];
         for (size_t i = 0; m > 0 && i < g.value.size(); ++i) want.value[i] += g.value[i];
-        parts.push_back({e_.shots[0].feeds[0], &g, &gauges[m][size_t(k)]});
+        parts.push_back({e_.shots[0].feeds[0], &g, &judging::gauge_of(gauges[m], size_t(k))});
       }
       const Operand& o = e_.operands[size_t(k)];
       const auto bound = parts.size() == 1 ? bound_of(e_, o, true, want, *parts[0].gauge)
@@ -301,8 +302,8 @@ class Watch {
       const Operand& o = e_.operands[size_t(k)];
       if (o.role != Operand::input || !o.gradient) continue;
       judge_against(step, microbatch + int(m), k, true, want[size_t(k)],
-                    bound_of(e_, o, true, want[size_t(k)], gauges[size_t(k)]), gradient_check,
-                    "after backward");
+                    bound_of(e_, o, true, want[size_t(k)], judging::gauge_of(gauges, size_t(k))),
+                    gradient_check, "after backward");
     }
   }
 

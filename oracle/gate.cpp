@@ -348,7 +348,12 @@ class Planner {
   // A line that once failed stays in every tier.
   void add_regression(const Case& line) {
     const Contract& c = registry_.contract(line.contract);
-    if (is_due_at_its_place(line)) add(c, line, illegal(c, line));
+    if (!is_due_at_its_place(line)) return;
+    for (const std::string& subject : subjects_due(options_, registry_, c)) {
+      Case due = line;
+      if (due.text("subject").empty()) due.set("subject", subject);
+      if (due.text("subject") == subject) add(c, due, illegal(c, due));
+    }
   }
 
   bool is_due_at_its_place(const Case& line) const {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -363,8 +364,11 @@ std::string attention_by_both(const SmallModel& s) {
   return cut && kv_heads_of_rank(s) % 2 == 0 ? attention(s) + " inner=2" : "";
 }
 
+// Weights are drawn with variance 1, so that q and k have that of hidden: this scale gives scores of
+// order one, as trained weights do. Larger ones leave the bound of a half type open.
 std::string attention_with_linears(const SmallModel& s) {
-  return fmt::format("{} hidden={} bias={}", heads_of_tokens(s), s.hidden, switched(s.qkv_bias));
+  return fmt::format("{} hidden={} bias={} scale={:.2g}", heads_of_tokens(s), s.hidden,
+                     switched(s.qkv_bias), 1 / (double(s.hidden) * std::sqrt(double(s.head_dim))));
 }
 
 // The fused weight cut over all ranks, where its rows can be.

@@ -214,9 +214,8 @@ Lines cases(const Row& row, const std::string& tier) {
 
 Lines illegal(const Row& row) {
   const std::string name = row.name;
-  if (row.blocks == uncut) return {name + " tp=2 wire=bf16"};
-  Lines lines{name + " tp=2 wire=bf16", name + " tp=2 tokens=5 hidden=6",
-              name + " tp=4 tokens=8 hidden=6 dim=1",
+  if (row.blocks == uncut) return {};
+  Lines lines{name + " tp=2 tokens=5 hidden=6", name + " tp=4 tokens=8 hidden=6 dim=1",
               name + " cp=4 tokens=6 hidden=8"};  // tp=1 would divide it
   if (row.blocks == both_dims)
     for (const char* rest : {" tp=2 tokens=6 hidden=5", " tp=4 tokens=9 hidden=12 split=uneven",

@@ -164,11 +164,6 @@ struct Sum {
   std::vector<Addend> addends;
 };
 
-const Gauge& gauge_of(const Truth& truth, size_t k) {
-  static const Gauge none;
-  return k < truth.gradient_gauges.size() ? truth.gradient_gauges[k] : none;
-}
-
 Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
   Sum sum;
   for (const Feed& feed : step.feeds) {
@@ -176,7 +171,7 @@ Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
     const Whole& g = truth.gradients.at(operand);
     if (sum.want.value.empty()) sum.want = {g.shape, std::vector<double>(g.value.size(), 0.0)};
     for (size_t i = 0; i < g.value.size(); ++i) sum.want.value[i] += g.value[i];
-    sum.addends.push_back({feed, &g, &gauge_of(truth, operand)});
+    sum.addends.push_back({feed, &g, &judging::gauge_of(truth.gradient_gauges, operand)});
   }
   return sum;
 }

@@ -167,8 +167,8 @@ long double rounding_of_phi(const Evidence& e, const Feed& feed, const std::vect
   long double sum = 0;
   for (size_t o = 0; o < outputs.size(); ++o) {
     const Operand& what = e.operands[size_t(e.inputs) + o];
-    const Gauge gauge = o < gauges.size() ? gauges[o] : Gauge{};
-    sum += slack(e, what, false, bound_of(e, feed, what, false, outputs[o], gauge), y[o]);
+    const auto bound = bound_of(e, feed, what, false, outputs[o], judging::gauge_of(gauges, o));
+    sum += slack(e, what, false, bound, y[o]);
   }
   return sum / e.mesh.world();
 }
@@ -214,7 +214,8 @@ double fifth_derivative(const Evidence& e, const Feed& at, int operand, const Wh
 int power_of_step(double eps, double fifth) {
   const double h = std::pow(360 * eps / fifth, 0.2);
   if (!std::isfinite(h)) return largest_power;  // a polynomial: no truncation at any h
-  return std::clamp(int(std::floor(std::log2(h))), smallest_power, largest_power);
+  if (!(h > std::ldexp(1.0, smallest_power))) return smallest_power;
+  return std::min(int(std::floor(std::log2(h))), largest_power);
 }
 
 // What the reference says of a line: x, y and, by operand, v and the largest step.
@@ -345,9 +346,7 @@ std::optional<Value> analytic(const Evidence& e, const Course& c, int operand) {
   if (!add_dots(e, shot, judging::step_of(e.shots[size_t(shot)], "B0"), operand, true, v, +1, sum))
     return std::nullopt;
   const Truth& truth = e.truth(c.at);
-  const Gauge gauge = size_t(operand) < truth.gradient_gauges.size()
-                          ? truth.gradient_gauges[size_t(operand)]
-                          : Gauge{};
+  const Gauge& gauge = judging::gauge_of(truth.gradient_gauges, size_t(operand));
   const auto bound = bound_of(e, c.at, o, true, truth.gradients.at(size_t(operand)), gauge);
   const long double world = e.mesh.world();
   return Value{sum.value() / world, (slack(e, o, true, bound, v) + sum.error()) / world};

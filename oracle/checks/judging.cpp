@@ -345,11 +345,6 @@ bool is_the_reference(const Evidence& e, const Feed& feed, int shot, int step, i
   return coincide > 64;
 }
 
-const Gauge& gauge_of(const std::vector<Gauge>& gauges, size_t i) {
-  static const Gauge none;
-  return i < gauges.size() ? gauges[i] : none;
-}
-
 void add(const Evidence& e, int operand, bool gradient, Compared c, Judgement& j) {
   const Operand& o = e.operands[size_t(operand)];
   const Layout layout = result_layout(o, gradient);
@@ -386,6 +381,11 @@ void add(std::optional<WholeTensor> w, Judgement& j) {
 }
 
 }  // namespace
+
+const Gauge& gauge_of(const std::vector<Gauge>& gauges, size_t i) {
+  static const Gauge none;
+  return i < gauges.size() ? gauges[i] : none;
+}
 
 std::string without_bound(const std::string& tensor) {
   return tensor +

@@ -111,6 +111,8 @@ struct Judgement {
   std::vector<int64_t> index;
   std::string where;
 };
+// One that says nothing where a contract gives none.
+const Gauge& gauge_of(const std::vector<Gauge>&, size_t k);
 // Said of a tensor with elements whose error has no bound.
 std::string without_bound(const std::string& tensor);
 Judgement against_truth(const Evidence&, int shot, std::string_view word, bool gradient);

@@ -125,7 +125,7 @@ void compare_tensor(const Evidence& e, const ResultTensor& want, const ResultTen
     const size_t k = size_t(want.gradient ? want.operand : want.operand - e.inputs);
     bound =
         bound_of(e, feed, o, want.gradient, (want.gradient ? truth.gradients : truth.outputs)[k],
-                 (want.gradient ? truth.gradient_gauges : truth.output_gauges)[k]);
+                 judging::gauge_of(want.gradient ? truth.gradient_gauges : truth.output_gauges, k));
   }
   for (size_t i = 0; i < indices.size() && i < g.size(); ++i) {
     const int64_t to = sequences[size_t(indices[i] / row) % sequences.size()];

@@ -148,8 +148,7 @@ long double slack_of(const Evidence& e, const Feed& feed, int operand, bool grad
   const Truth& truth = e.truth(feed);
   const size_t k = size_t(gradient ? operand : operand - e.inputs);
   const Whole& want = (gradient ? truth.gradients : truth.outputs).at(k);
-  const auto& gauges = gradient ? truth.gradient_gauges : truth.output_gauges;
-  const Gauge gauge = k < gauges.size() ? gauges[k] : Gauge{};
+  const Gauge& gauge = judging::gauge_of(gradient ? truth.gradient_gauges : truth.output_gauges, k);
   return slack(e, o, gradient, bound_of(e, feed, o, gradient, want, gauge), dual_values);
 }
 

@@ -179,6 +179,7 @@ bool permuted(const Wrongness& w) {
   if (w.wrong.size() < 2) return false;
   std::vector<double> got, want;
   for (const WrongElement& e : w.wrong) {
+    if (!std::isfinite(e.got) || !std::isfinite(e.want)) return false;
     got.push_back(e.got);
     want.push_back(e.want);
   }

@@ -447,6 +447,14 @@ void block_from_other(Bench&, Flight& f) {
   }
 }
 
+void row_from_other(Bench&, Flight& f) {
+  const int64_t row = f.out.shape.empty() ? 1 : f.out.shape.back();
+  for (int64_t at = 0, n = f.out.elements(); at < n; at += row) {
+    const Range r = shared_with_fetched(f, {at, row});
+    if (differs_from_fetched(f, r)) return take_range(f, r);
+  }
+}
+
 void flip(const View& v, int64_t i, int bit) {
   uint64_t bits = 0;
   std::memcpy(&bits, element(v, i), size_of(v.dtype));
@@ -633,6 +641,10 @@ std::vector<Row> all_rows() {
       on_one_rank(payload_fault("block_from_other", "lost", between_peers,
                                 "one block of one rank is that of the next rank's result",
                                 {.after = fetch_result_of_next, .edit = block_from_other})),
+      on_one_rank(payload_fault("row_from_other", "lost", between_peers,
+                                "one run along the last dim of one rank is that of the next "
+                                "rank's result",
+                                {.after = fetch_result_of_next, .edit = row_from_other})),
       on_one_rank(payload_fault("bit_weight1", "bit", any,
                                 "the bit of weight 1 flipped in one integral element of one rank",
                                 {.edit = flip_weight_one})),

@@ -69,9 +69,9 @@ TEST(FaultTable, has_every_operator_once_and_says_what_it_does) {
   const std::set<std::string> calls = {"skip",         "twice",       "mean_for_sum",
                                        "sum_for_mean", "wrong_group", "world_group",
                                        "wrong_peer",   "hop_short",   "bf16_wire_call"};
-  const std::set<std::string> one_rank = {"lost_element",       "lost_block",       "lost_row",
-                                          "element_from_other", "block_from_other", "bit_weight1",
-                                          "bit_sign",           "bit_exponent"};
+  const std::set<std::string> one_rank = {
+      "lost_element",   "lost_block",  "lost_row", "element_from_other", "block_from_other",
+      "row_from_other", "bit_weight1", "bit_sign", "bit_exponent"};
   const std::set<std::string> others = {"skip_payload",
                                         "mean_payload",
                                         "wrong_group_payload",
@@ -538,6 +538,12 @@ TEST(PayloadFault, losses_to_another_rank) {
   }
   const Scene s{.op = Op::shift};
   expect_each("block_from_other", s, [&](int r, auto& seen) {
+    Values v = seen[size_t(r)].healthy;
+    if (r == 0) std::copy_n(seen[1].healthy.begin(), 2, v.begin());
+    return v;
+  });
+  // A row of [6, 2], half of a member's block.
+  expect_each("row_from_other", {.op = Op::shift, .n = 12}, [&](int r, auto& seen) {
     Values v = seen[size_t(r)].healthy;
     if (r == 0) std::copy_n(seen[1].healthy.begin(), 2, v.begin());
     return v;

@@ -335,5 +335,18 @@ TEST(Mapping, ControlsHaveALegalWitnessUnlessTheyAreAboutRefusal) {
   }
 }
 
+// A mapping has no type of its own on the wire: contract and kernel refuse another one.
+TEST(MappingWire, OfAnotherTypeIsRefused) {
+  for (const char* name : {"mapping_copy", "mapping_all_reduce", "mapping_scatter"}) {
+    const Case narrow = line_of(std::string(name) + " tp=2 dtype=f32 wire=bf16"),
+               same = line_of(std::string(name) + " tp=2 dtype=f32 wire=f32");
+    const auto& precondition = family().contract(name).precondition;
+    EXPECT_TRUE(precondition(narrow).has_value()) << name;
+    EXPECT_FALSE(precondition(same).has_value()) << name;
+    EXPECT_THROW(mapping::stored_as_sent(narrow), Rejected);
+    EXPECT_NO_THROW(mapping::stored_as_sent(same));
+  }
+}
+
 }  // namespace
 }  // namespace shardproof
