@@ -260,8 +260,9 @@ TEST_F(Prepared, ReplicasWithoutDataThatRoundAreSaidToBeSo) {
     if (p.name == "replica:normal") prefix = p.steps[0].prefix;
   ASSERT_NE(prefix, "");
   answer(folder, families(), {.arguments = true, .change = [&](int, auto& tensors) {
-           std::erase_if(tensors, [&](auto& t) { return t.name.starts_with(prefix); });
-         }});
+                                std::erase_if(tensors,
+                                              [&](auto& t) { return t.name.starts_with(prefix); });
+                              }});
   const Report report = judged(folder, families());
   EXPECT_EQ(exit_code(report), 0);
   EXPECT_TRUE(with(report, Verdict::skipped).empty());
@@ -495,9 +496,9 @@ TEST_F(Answered, PreparingRemovesInputsOfRanksThatTheCaseHasNot) {
   prepare_case(parse("linear_row tp=2 sp=on", families()), {"forward"}, folder, families());
   std::set<std::string> left;
   for (const auto& entry : fs::directory_iterator(folder)) left.insert(entry.path().filename());
-  EXPECT_EQ(left, (std::set<std::string>{"case.json", "rank0.in.safetensors",
-                                         "rank1.in.safetensors", "rank.in.safetensors",
-                                         "rank2.in.safetensors.mine"}));
+  EXPECT_EQ(left,
+            (std::set<std::string>{"case.json", "rank0.in.safetensors", "rank1.in.safetensors",
+                                   "rank.in.safetensors", "rank2.in.safetensors.mine"}));
   answer(folder, families());
   EXPECT_EQ(refusal(), "accepted");
 }
@@ -795,6 +796,25 @@ TEST_F(Prepared, ABatterySaysWhatItsProgramComputesIn) {
     const Case line = parse(m.line, families());
     EXPECT_EQ(line.text("acc"), "f64") << m.line;
   }
+}
+
+// A stored line once failed on ours: another program is not asked it.
+TEST_F(Prepared, ABatteryHoldsNoStoredLine) {
+  Registry r = families();
+  Regression stored;
+  stored.line = print_canonical(parse("linear_row tp=2 dtype=f32 grad=bf16 fill=normal", r));
+  stored.origin = "of a test";
+  r.add(stored);
+  Options options;
+  options.tier = "smoke";
+  options.patterns = {"linear_row"};
+  options.ranks = {2};
+  options.transports = {"processes"};
+  const auto due = plan_gate(options, r);
+  EXPECT_TRUE(std::any_of(due.begin(), due.end(),
+                          [](const Due& d) { return d.line.text("grad") == "bf16"; }));
+  for (const Member& m : prepare_battery(options, folder, r).members)
+    EXPECT_EQ(parse(m.line, r).text("grad"), "") << m.line;
 }
 
 TEST_F(Prepared, ABatteryIsJudgedWhole) {
