@@ -964,7 +964,7 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   if (interrupted()) return exit_interrupted;
   if (!report.log_fault.empty()) return exit_no_judgement;
   if (report.drifted()) return exit_failed;
-  return report.without_bound.empty() ? exit_passed : exit_no_judgement;
+  return report.open() ? exit_no_judgement : exit_passed;
 }
 
 // ---- diff

@@ -80,6 +80,7 @@ struct DriftReport {
   double seconds = 0;
 
   bool drifted() const { return !seen.empty() || !ended.empty(); }
+  bool open() const { return !drifted() && !without_bound.empty(); }  // no judgement
 };
 DriftReport run_drift(const DriftLine&, const DriftOptions&, const Options&, const Registry&);
 

@@ -40,6 +40,7 @@ std::string sentence(const DriftReport& r) {
   if (r.seen.empty() && r.interrupted)
     return fmt::format("Interrupted after {} of {}; the rest was not judged.", r.steps,
                        number_of(r.asked, "step"));
+  if (r.open()) return fmt::format("{}; {}.", number_of(r.steps, "step"), r.without_bound);
   if (r.seen.empty())
     return fmt::format("{}; every gradient within its bound, every copy equal.",
                        number_of(r.steps, "step"));
@@ -77,11 +78,11 @@ std::string drift_html(const DriftReport& r, const DriftLine& line, const DriftO
   std::vector<std::string> points;
   for (const auto& [step, distance] : thinned(r.distance))
     points.push_back(json_write::list({std::to_string(step), json_write::number(distance)}));
-  const std::string word = !r.seen.empty()            ? "DRIFT"
-                           : r.drifted()              ? "FAILED"
-                           : r.interrupted            ? "INTERRUPTED"
-                           : !r.without_bound.empty() ? "NO JUDGEMENT"
-                                                      : "NO DRIFT";
+  const std::string word = !r.seen.empty() ? "DRIFT"
+                           : r.drifted()   ? "FAILED"
+                           : r.interrupted ? "INTERRUPTED"
+                           : r.open()      ? "NO JUDGEMENT"
+                                           : "NO DRIFT";
   return page_around(json_write::object({{"kind", json_text("drift")},
                                          {"word", json_text(word)},
                                          {"complete", r.interrupted ? "false" : "true"},

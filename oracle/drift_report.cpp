@@ -119,7 +119,7 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
                "not judged   {:.1f} s\n",
                r.line, r.steps, number_of(r.asked, "step"), compared(r), r.seconds) +
            note;
-  if (!r.drifted() && !r.without_bound.empty())
+  if (r.open())
     return fmt::format("NO JUDGEMENT {}   {}, {}   {:.1f} s\n", r.line, number_of(r.steps, "step"),
                        compared(r), r.seconds) +
            row("at", r.without_bound) + note;
@@ -173,8 +173,8 @@ std::string drift_json(const DriftReport& r, const DriftLine& line, const DriftO
       "\"line\": " + json_text(r.line),
       fmt::format("\"steps\": {}", r.steps),
       fmt::format("\"complete\": {}", !r.interrupted),
-      "\"drift\": " + known(r.drifted() || (!r.interrupted && r.without_bound.empty()),
-                            r.drifted() ? "true" : "false"),
+      "\"drift\": " +
+          known(r.drifted() || (!r.interrupted && !r.open()), r.drifted() ? "true" : "false"),
       "\"first_step\": " + known(s || r.ended_at >= 0, std::to_string(s ? s->step : r.ended_at)),
       "\"phase\": " + known(s, s ? json_text(s->phase) : ""),
       "\"parameter\": " + known(s, json_text(f.tensor)),

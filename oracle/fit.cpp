@@ -18,12 +18,6 @@ std::vector<bool> backwards_of(const std::string& program) {
   return words;
 }
 
-DType dtype_of(const Evidence& e, const Operand& o, bool gradient) {
-  if (gradient && o.role == Operand::parameter && !o.fixed_dtype && e.line->has("grad"))
-    if (const auto own = dtype_from(e.line->text("grad"))) return *own;
-  return e.dtype_of(o);
-}
-
 // A forward leaves values of outputs, a backward gradients of what has one; before the first step
 // (-1) stand parameters that the subject made.
 bool due_at(const Operand& o, bool gradient, int step, const std::vector<bool>& backwards) {
@@ -43,7 +37,7 @@ std::string misfit(const ResultTensor& t, const Evidence& e, int rank,
   if (!due_at(o, t.gradient, t.step, backwards))
     return fmt::format("expected {} from a step that gives it, met it from step {}", tensor,
                        t.step);
-  const DType dtype = dtype_of(e, o, t.gradient);
+  const DType dtype = judging::result_dtype(e, o, t.gradient);
   if (t.dtype != dtype)
     return fmt::format("expected {} as {}, met another dtype ({})", tensor, name(dtype),
                        int(t.dtype));

@@ -350,7 +350,10 @@ class Planner {
     const Contract& c = registry_.contract(line.contract);
     if (!is_due_at_its_place(line)) return;
     // It failed on the subject that it names, or on ours: others have their own.
-    if (contains(subjects_due(options_, registry_, c), line.text("subject"))) add(c, line, illegal(c, line));
+    if (!contains(subjects_due(options_, registry_, c), line.text("subject"))) return;
+    const size_t before = due_.size();
+    add(c, line, illegal(c, line));
+    if (due_.size() > before) due_.back().stored = true;
   }
 
   bool is_due_at_its_place(const Case& line) const {

@@ -40,6 +40,7 @@ struct Due {
   std::string control;                 // named_control
   std::string lane;                    // "processes.np4"
   bool illegal = false;                // a line that must be refused: check `rejection`
+  bool stored = false;                 // of fixtures/regressions.txt alone
 };
 
 // What the gate says while it runs. All calls come from the parent's one thread.

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "oracle/checks/judging.hpp"
+#include "oracle/joined.hpp"
 
 namespace shardproof {
 namespace {
@@ -147,8 +148,8 @@ void judge_calls(const Evidence& e, Tally& total) {
     f.message = twice.size() == 2 * once.size()
                     ? fmt::format("call {} of the {} of F0 B0 F1 B1 is another than that of F0 B0: {}; there {}",
                                   i + 1, twice.size(), met, due)
-                    : fmt::format("F0 B0 F1 B1 makes {} call{}, expected twice the {} of F0 B0; the first that differs: {}; there {}",
-                                  twice.size(), twice.size() == 1 ? "" : "s", once.size(), met, due);
+                    : fmt::format("F0 B0 F1 B1 makes {}, expected twice the {} of F0 B0; the first that differs: {}; there {}",
+                                  number_of(int64_t(twice.size()), "call"), once.size(), met, due);
     f.means = i < once.size() ? "a forward or backward makes other calls when others follow it"
                               : "the second forward or backward of a step makes other calls than the first";
     total.findings.push_back(std::move(f));

@@ -287,6 +287,9 @@ struct Differences {
   long double eps = 0;
   bool complete = false;
 
+  void put(int rung, long double plus, long double minus) {
+    first[size_t(rung)] = (plus - minus) / (2 * std::ldexp(h, -rung));
+  }
   long double second(int rung) const {
     return (4 * first[size_t(rung) + 1] - first[size_t(rung)]) / 3;
   }
@@ -313,9 +316,8 @@ bool order_is_of_the_function(const Evidence& e, const Course& c, int operand, l
   d.eps = eps;
   for (int rung = 0; rung < rungs; ++rung) {
     const double h = std::ldexp(d.h, -rung);
-    d.first[size_t(rung)] = (phi_of_reference(e, moved(c.at, operand, way.direction, h), c.y) -
-                             phi_of_reference(e, moved(c.at, operand, way.direction, -h), c.y)) /
-                            (2 * h);
+    d.put(rung, phi_of_reference(e, moved(c.at, operand, way.direction, h), c.y),
+          phi_of_reference(e, moved(c.at, operand, way.direction, -h), c.y));
   }
   return d.order().high < least_order;
 }
@@ -329,7 +331,7 @@ Differences differences_of(const Evidence& e, const Course& c, int operand) {
     const auto plus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, +1)), c.y),
                minus = phi_of_subject(e, e.find_shot(shot_name(e, operand, power - rung, -1)), c.y);
     if (!plus || !minus) return d;
-    d.first[size_t(rung)] = (plus->value - minus->value) / (2 * std::ldexp(d.h, -rung));
+    d.put(rung, plus->value, minus->value);
     summing = std::max({summing, plus->error, minus->error});
   }
   d.eps = rounding_along(e, c, operand) + summing;

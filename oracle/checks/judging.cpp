@@ -19,6 +19,12 @@ Layout result_layout(const Operand& o, bool gradient) {
   return gradient ? dual(o.layout) : o.layout;
 }
 
+DType result_dtype(const Evidence& e, const Operand& o, bool gradient) {
+  if (gradient && o.role == Operand::parameter && !o.fixed_dtype && e.line->has("grad"))
+    if (const auto own = dtype_from(e.line->text("grad"))) return *own;
+  return e.dtype_of(o);
+}
+
 std::string tensor_name(const Operand& o, bool gradient) {
   return gradient ? "gradient of " + o.name : o.name;
 }

@@ -32,6 +32,8 @@ namespace judging {
 
 Layout result_layout(const Operand&,
                      bool gradient);  // a gradient has the dual of the value's layout
+// grad= says that of a parameter's gradient.
+DType result_dtype(const Evidence&, const Operand&, bool gradient);
 std::string tensor_name(const Operand&, bool gradient);  // "y", "gradient of x"
 std::string ranks_text(std::span<const int> ranks,
                        int world);  // "rank 2", "ranks 0-3, 5", "every rank"

@@ -440,19 +440,21 @@ void element_from_other(Bench&, Flight& f) {
   }
   if (best >= 0) take_range(f, {best, 1});
 }
-void block_from_other(Bench&, Flight& f) {
-  for (int i = 0; i < f.p(); ++i) {
-    const Range r = shared_with_fetched(f, block_from(f, i));
-    if (differs_from_fetched(f, r)) return take_range(f, r);
-  }
+// False: nothing of the range is another one there.
+bool took_from_other(const Flight& f, Range r) {
+  r = shared_with_fetched(f, r);
+  if (!differs_from_fetched(f, r)) return false;
+  take_range(f, r);
+  return true;
 }
-
+void block_from_other(Bench&, Flight& f) {
+  for (int i = 0; i < f.p(); ++i)
+    if (took_from_other(f, block_from(f, i))) return;
+}
 void row_from_other(Bench&, Flight& f) {
   const int64_t row = f.out.shape.empty() ? 1 : f.out.shape.back();
-  for (int64_t at = 0, n = f.out.elements(); at < n; at += row) {
-    const Range r = shared_with_fetched(f, {at, row});
-    if (differs_from_fetched(f, r)) return take_range(f, r);
-  }
+  for (int64_t at = 0, n = f.out.elements(); at < n; at += row)
+    if (took_from_other(f, {at, row})) return;
 }
 
 void flip(const View& v, int64_t i, int bit) {

@@ -129,10 +129,7 @@ Plan plan_of(const Case& asked, const std::vector<std::string>& only, const Regi
 }
 
 DType Plan::dtype_of(const Named& n) const {
-  const Operand& o = evidence.operands[size_t(n.operand)];
-  if (n.gradient && o.role == Operand::parameter && !o.fixed_dtype && line->has("grad"))
-    if (const auto own = dtype_from(line->text("grad"))) return *own;
-  return evidence.dtype_of(o);
+  return judging::result_dtype(evidence, evidence.operands[size_t(n.operand)], n.gradient);
 }
 
 Layout Plan::layout_of(const Named& n) const {
