@@ -784,13 +784,18 @@ TEST(MemoryWatch, TellsTheReferenceFromTheRest) {
 
 // ---- Batteries
 
-// What a program computes in goes into every line that does not say it.
-TEST_F(Prepared, ABatterySaysWhatItsProgramComputesIn) {
+Options rows_on_two_ranks() {
   Options options;
   options.tier = "smoke";
   options.patterns = {"linear_row"};
   options.ranks = {2};
   options.transports = {"processes"};
+  return options;
+}
+
+// What a program computes in goes into every line that does not say it.
+TEST_F(Prepared, ABatterySaysWhatItsProgramComputesIn) {
+  Options options = rows_on_two_ranks();
   options.with = {{"acc", "f64"}, {"probs", "bf16"}};  // linear_row takes no probs
   for (const Member& m : prepare_battery(options, folder, families()).members) {
     const Case line = parse(m.line, families());
@@ -805,11 +810,7 @@ TEST_F(Prepared, ABatteryHoldsNoStoredLine) {
   stored.line = print_canonical(parse("linear_row tp=2 dtype=f32 grad=bf16 fill=normal", r));
   stored.origin = "of a test";
   r.add(stored);
-  Options options;
-  options.tier = "smoke";
-  options.patterns = {"linear_row"};
-  options.ranks = {2};
-  options.transports = {"processes"};
+  Options options = rows_on_two_ranks();
   const auto due = plan_gate(options, r);
   EXPECT_TRUE(std::any_of(due.begin(), due.end(),
                           [](const Due& d) { return d.line.text("grad") == "bf16"; }));
@@ -818,12 +819,7 @@ TEST_F(Prepared, ABatteryHoldsNoStoredLine) {
 }
 
 TEST_F(Prepared, ABatteryIsJudgedWhole) {
-  Options options;
-  options.tier = "smoke";
-  options.patterns = {"linear_row"};
-  options.ranks = {2};
-  options.transports = {"processes"};
-  const Battery b = prepare_battery(options, folder, families());
+  const Battery b = prepare_battery(rows_on_two_ranks(), folder, families());
   ASSERT_GT(b.members.size(), 3u);
   // Witnesses are among them: each control of the contract at two ranks has its line.
   for (const Control& c : families().controls()) {

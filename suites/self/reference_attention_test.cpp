@@ -311,7 +311,7 @@ struct FloatAttention {
 // Two passes over all keys with the formulas of the header, every operation in float; P and dS are
 // rounded to `factors` before they are multiplied with V, dO, K and Q.
 FloatAttention in_float(const Attention& a, const Floats& q, const Floats& k, const Floats& v,
-                        const Floats& g, const Floats& gl, DType factors = DType::f32) {
+                        const Floats& g, const Floats& gl, DType factors) {
   const auto factor = [&](float x) { return float(round_to(double(x), factors)); };
   const int64_t Tq = int64_t(a.queries.size()), Tk = int64_t(a.keys.size()), n = a.heads,
                 kv = a.kv_heads, dk = a.key_dim, dv = a.value_dim;
@@ -379,31 +379,51 @@ double worst_ratio(const Floats& got, const Values& want, const Values& bound) {
   return worst;
 }
 
+// Forty queries of four heads, 44 keys of two; scores are `loud` times those of unit variance.
+struct Exercise {
+  Attention a = one_head(40, 44);
+  Floats q, k, v, g, gl;
+  AttentionResult want;
+  AttentionGradients d;
+
+  explicit Exercise(double loud, double softcap = 0) {
+    a.heads = 4, a.kv_heads = 2, a.key_dim = 8, a.value_dim = 6;
+    a.scale = loud / std::sqrt(8.0), a.softcap = softcap, a.mask = {true, 30, -1};
+    uint64_t next = 0;
+    const Stream123 stream(3, "bounds");
+    auto drawn = [&](int64_t n) {
+      Floats x(static_cast<size_t>(n));
+      for (float& one : x) one = float(stream.normal(next++));
+      return x;
+    };
+    q = drawn(40 * 4 * 8), k = drawn(44 * 2 * 8), v = drawn(44 * 2 * 6), g = drawn(40 * 4 * 6);
+    gl = drawn(40 * 4);
+    want = attention(a, wide(q), wide(k), wide(v));
+    d = attention_backward(a, wide(q), wide(k), wide(v), wide(g), wide(gl));
+  }
+  FloatAttention in(DType factors) const { return in_float(a, q, k, v, g, gl, factors); }
+  AttentionBounds bounds(const AttentionRounding& r) const {
+    return attention_bounds(a, r, wide(q), wide(k), wide(v), wide(g), wide(gl));
+  }
+  static Values wide(const Floats& f) { return Values(f.begin(), f.end()); }
+};
+
+AttentionRounding single() {
+  AttentionRounding r;
+  r.accumulate = r.output = r.statistics = 0x1p-24;
+  return r;
+}
+
 TEST(AttentionBounds, FloatStaysInside) {
   for (const double softcap : {0.0, 2.0})
     for (const double loud : {1.0, 40.0}) {
-      Attention a = one_head(40, 44);
-      a.heads = 4, a.kv_heads = 2, a.key_dim = 8, a.value_dim = 6;
-      a.scale = loud / std::sqrt(8.0), a.softcap = softcap, a.mask = {true, 30, -1};
-      uint64_t next = 0;
-      const Stream123 stream(3, "bounds");
-      auto drawn = [&](int64_t n) {
-        Floats v(static_cast<size_t>(n));
-        for (float& x : v) x = float(stream.normal(next++));
-        return v;
-      };
-      const Floats q = drawn(40 * 4 * 8), k = drawn(44 * 2 * 8), v = drawn(44 * 2 * 6),
-                   g = drawn(40 * 4 * 6), gl = drawn(40 * 4);
-      auto wide = [](const Floats& f) { return Values(f.begin(), f.end()); };
-      const auto got = in_float(a, q, k, v, g, gl);
-      const auto want = attention(a, wide(q), wide(k), wide(v));
-      const auto d = attention_backward(a, wide(q), wide(k), wide(v), wide(g), wide(gl));
-      AttentionRounding rounding;
-      rounding.accumulate = rounding.output = rounding.statistics = 0x1p-24;
-      const auto b = attention_bounds(a, rounding, wide(q), wide(k), wide(v), wide(g), wide(gl));
-      const double ratios[] = {worst_ratio(got.o, want.o, b.o),
-                               worst_ratio(got.lse, want.lse, b.lse), worst_ratio(got.q, d.q, b.q),
-                               worst_ratio(got.k, d.k, b.k), worst_ratio(got.v, d.v, b.v)};
+      const Exercise x(loud, softcap);
+      const auto got = x.in(DType::f32);
+      const auto b = x.bounds(single());
+      const double ratios[] = {worst_ratio(got.o, x.want.o, b.o),
+                               worst_ratio(got.lse, x.want.lse, b.lse),
+                               worst_ratio(got.q, x.d.q, b.q), worst_ratio(got.k, x.d.k, b.k),
+                               worst_ratio(got.v, x.d.v, b.v)};
       for (double r : ratios) {
         EXPECT_LE(r, 1) << "softcap " << softcap << ", scores x " << loud;
         EXPECT_GE(r, 1e-3) << "softcap " << softcap << ", scores x " << loud;
@@ -414,31 +434,16 @@ TEST(AttentionBounds, FloatStaysInside) {
 // A kernel that feeds P and dS to a tensor core in half precision is right where it says so, and is
 // not where it says nothing.
 TEST(AttentionBounds, OfHalfPrecisionFactorsAreTheirOwn) {
-  Attention a = one_head(40, 44);
-  a.heads = 4, a.kv_heads = 2, a.key_dim = 8, a.value_dim = 6;
-  a.scale = 1 / std::sqrt(8.0), a.mask = {true, 30, -1};
-  uint64_t next = 0;
-  const Stream123 stream(3, "bounds");
-  auto drawn = [&](int64_t n) {
-    Floats v(static_cast<size_t>(n));
-    for (float& x : v) x = float(stream.normal(next++));
-    return v;
-  };
-  const Floats q = drawn(40 * 4 * 8), k = drawn(44 * 2 * 8), v = drawn(44 * 2 * 6),
-               g = drawn(40 * 4 * 6), gl = drawn(40 * 4);
-  auto wide = [](const Floats& f) { return Values(f.begin(), f.end()); };
-  const auto want = attention(a, wide(q), wide(k), wide(v));
-  const auto d = attention_backward(a, wide(q), wide(k), wide(v), wide(g), wide(gl));
+  const Exercise x(1);
   for (const DType factors : {DType::bf16, DType::f16}) {
-    const auto got = in_float(a, q, k, v, g, gl, factors);
-    AttentionRounding rounding;
-    rounding.accumulate = rounding.output = rounding.statistics = 0x1p-24;
+    const auto got = x.in(factors);
+    AttentionRounding rounding = single();
     rounding.tiny = smallest_subnormal(factors);
     for (const bool said : {true, false}) {
       rounding.factors = said ? unit_roundoff(factors) : 0;
-      const auto b = attention_bounds(a, rounding, wide(q), wide(k), wide(v), wide(g), wide(gl));
-      for (const double r : {worst_ratio(got.o, want.o, b.o), worst_ratio(got.q, d.q, b.q),
-                             worst_ratio(got.k, d.k, b.k), worst_ratio(got.v, d.v, b.v)}) {
+      const auto b = x.bounds(rounding);
+      for (const double r : {worst_ratio(got.o, x.want.o, b.o), worst_ratio(got.q, x.d.q, b.q),
+                             worst_ratio(got.k, x.d.k, b.k), worst_ratio(got.v, x.d.v, b.v)}) {
         EXPECT_EQ(r <= 1, said) << name(factors) << " " << r;
         EXPECT_GE(r, 1e-2) << name(factors);
       }
