@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cub/block/block_reduce.cuh>
 
 #include "primitives/launch.hpp"
 
@@ -40,14 +41,13 @@ class BlockTeam {
  private:
   template <class A, class Join>
   __device__ A over_block(A own, Join join) const {
-    __shared__ A of_warp[block_threads / warp_threads];
-    for (int hop = warp_threads / 2; hop > 0; hop /= 2)
-      own = join(own, __shfl_down_sync(0xffffffffu, own, unsigned(hop)));
+    using Reduce = cub::BlockReduce<A, block_threads>;
+    __shared__ typename Reduce::TempStorage room;
+    __shared__ A all;
     __syncthreads();  // what the call before this one left has been read
-    if (threadIdx.x % warp_threads == 0) of_warp[threadIdx.x / warp_threads] = own;
+    const A whole = Reduce(room).Reduce(own, join);
+    if (leads()) all = whole;
     __syncthreads();
-    A all = of_warp[0];
-    for (int w = 1; w < block_threads / warp_threads; ++w) all = join(all, of_warp[w]);
     return all;
   }
 };
