@@ -1,24 +1,16 @@
 // The program: words of the command line -> Options and a case -> gate, run, list, explain or
-// shrink -> exit code. The only file that includes CLI11.
-//
-// CLI11 only splits the words. Every value is read here, so that each wrong one is refused in the
-// same form: one line that names the option, what was expected, what was met, what is close.
-// Nothing is written before everything that can be refused has been looked at.
+// shrink -> exit code. Nothing is written before everything that can be refused has been looked at.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
-#include <limits>
 #include <sstream>
-#include <thread>
 
 #include "oracle/abilities.hpp"
 #include "oracle/check.hpp"
@@ -26,6 +18,7 @@
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/command.hpp"
+#include "oracle/command_words.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/digest/log.hpp"
 #include "oracle/drift.hpp"
@@ -48,8 +41,9 @@
 #include "oracle/worker.hpp"
 
 namespace shardproof {
-
 namespace {
+
+using namespace commands;
 
 enum Exit {
   exit_passed = 0,
@@ -84,225 +78,6 @@ void open_standard_streams() {
       _exit(exit_no_judgement);
 }
 
-// ---- reading
-
-// What was given to each option and the words beside them, as text.
-struct Words {
-  std::map<std::string, std::vector<std::string>> values;
-  std::set<std::string> flags;
-  std::vector<std::string> plain;
-};
-
-struct OptionName {
-  const char *name, *value, *help;  // value "": a flag
-  bool list = false;
-};
-
-const OptionName checks_option = {"--check", "NAME", "only these checks", true};
-const OptionName report_option = {"--report", "DIR", "write report.json, junit.xml, summary.md, index.html"};
-const OptionName dump_option = {"--dump", "DIR",
-                                "write the tensors of cases that do not pass (safetensors)"};
-const OptionName canonical_option = {"--canonical", "", "print lines with every key"};
-const OptionName in_process_option = {"--in-process", "",
-                                      "threads: in this process, for a debugger"};
-const OptionName scale_option = {"--deadline-scale", "X", "multiplies every deadline"};
-const OptionName seed_option = {"--seed", "N", "the seed of every line"};
-const OptionName skip_option = {"--skip-code", "N",
-                                "exit code in place of 3 where all was skipped (ctest)"};
-const OptionName mpiexec_option = {"--mpiexec", "COMMAND", "launcher of MPI ranks and its options"};
-
-const std::vector<OptionName>& gate_options() {
-  static const std::vector<OptionName> options = {
-      {"--tier", "NAME", "smoke, ci (default; smoke with --model) or nightly"},
-      {"--model", "FILE", "lines of a model's structure, from its config.json"},
-      {"--tp", "N", "with --model: tensor-parallel ranks (2, 4 and 8 where legal)", true},
-      {"--cp", "N", "with --model: context-parallel ranks (1)"},
-      {"--dp", "N", "with --model: data-parallel ranks (1)"},
-      {"--ranks", "N", "only lines of these world sizes", true},
-      {"--transport", "NAME", "processes, threads, mpi, nccl, staged", true},
-      {"--device", "NAME", "host or cuda", true},
-      {"--dtype", "NAME", "only lines of these storage types", true},
-      {"--subject", "NAME", "only these implementations (ours: the default ones)", true},
-      checks_option,
-      {"--require", "LANE", "exit 3 unless this lane is proven", true},
-      report_option,
-      dump_option,
-      {"--github", "", "the ten worst findings as annotations of a GitHub workflow"},
-      {"--failed", "DIR", "only what did not pass in the report there"},
-      {"--fail-fast", "", "stop at the first case that does not pass"},
-      {"--dry-run", "", "print what is due; run nothing"},
-      {"--seed", "N", "the seed of every case; controls keep that of their witness"},
-      {"--seeds", "N", "as many seeds for each case"},
-      {"--jobs", "N", "worlds side by side (one more than cores, at most 5)"},
-      scale_option,
-      canonical_option,
-      in_process_option,
-      mpiexec_option,
-      skip_option,
-  };
-  return options;
-}
-
-const std::vector<OptionName>& run_options() {
-  static const std::vector<OptionName> options = {
-      checks_option,     report_option, dump_option, canonical_option,
-      in_process_option, scale_option,  seed_option, mpiexec_option};
-  return options;
-}
-
-const std::vector<OptionName>& shrink_options() {
-  static const std::vector<OptionName> options = {checks_option,     canonical_option,
-                                                  in_process_option, scale_option,
-                                                  seed_option,       mpiexec_option};
-  return options;
-}
-
-const std::vector<OptionName>& list_options() {
-  static const std::vector<OptionName> options = {
-      {"--table", "", "Markdown: primitives x checks, with the rank counts of tier ci"}};
-  return options;
-}
-
-const std::vector<OptionName>& drift_options() {
-  static const std::vector<OptionName> options = {
-      {"--steps", "N", "training steps (100)"},
-      {"--optimizer", "NAME", "sgd (default) or adam"},
-      {"--json", "FILE", "write what was found as an object"},
-      {"--report", "DIR", "write index.html, with the distance by step"},
-      {"--log", "FILE", "write a digest log of the run"},
-      {"--logs", "A [B]", "in place of a line: digest logs of one run, or of two"},
-      {"--exact", "", "with --logs A B: all sums are exact, so that layouts owe equal bits"},
-      mpiexec_option,
-      in_process_option,
-      scale_option,
-      seed_option};
-  return options;
-}
-
-const std::vector<OptionName>& prepare_options() {
-  static const std::vector<OptionName> options = {
-      {"--tier", "NAME", "in place of a line: a folder for each case of PATTERN in this tier"},
-      {"--ranks", "N", "with --tier: only lines of these world sizes", true},
-      {"--dtype", "NAME", "with --tier: only lines of these storage types", true},
-      {"--with", "KEY=VALUE", "with --tier: what the program computes in (acc=f64, probs=bf16, ...), on every line", true},
-      checks_option,
-      seed_option};
-  return options;
-}
-
-const std::vector<OptionName>& judge_options() {
-  static const std::vector<OptionName> options = {
-      checks_option, report_option,
-      {"--verbose", "", "say what memory was taken, and what of it by the reference"}};
-  return options;
-}
-
-const std::vector<OptionName>& diff_options() {
-  static const std::vector<OptionName> options = {
-      {"--markdown", "", "tables for a pull request in place of text"}};
-  return options;
-}
-
-struct CommandName {
-  const char *name, *words, *help;
-  const std::vector<OptionName>& options;
-};
-
-const std::vector<CommandName>& commands() {
-  static const std::vector<OptionName> none;
-  static const std::vector<CommandName> all = {
-      {"gate", "PATTERN", "judge every subject, and prove that the judge would have noticed",
-       gate_options()},
-      {"run", "LINE", "judge one case line, quoted or not", run_options()},
-      {"list", "PATTERN", "everything that can be named", list_options()},
-      {"explain", "LINE", "what a line would do, without running it", none},
-      {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
-      {"prepare", "LINE DIR", "write what a foreign program must be fed", prepare_options()},
-      {"judge", "DIR", "judge what a foreign program left in a prepared folder", judge_options()},
-      {"drift", "LINE", "train it, and name the first step that goes wrong", drift_options()},
-      {"diff", "OLD NEW", "what changed from one report to another", diff_options()},
-  };
-  return all;
-}
-
-std::string met(const std::string& what) { return fmt::format("met '{}'", what); }
-
-std::vector<std::string> command_names() {
-  std::vector<std::string> names;
-  for (const CommandName& c : commands()) names.push_back(c.name);
-  return names;
-}
-
-// Which command, or a refusal with the nearest one.
-const CommandName& command_of(const std::vector<std::string>& arguments) {
-  std::string all = joined(command_names(), ", ");
-  if (arguments.empty())
-    throw BadInput(fmt::format("command: expected one of {}, met none; --help shows them", all));
-  for (const CommandName& c : commands())
-    if (arguments[0] == c.name) return c;
-  throw BadInput(fmt::format("command: expected one of {}, {}{}", all, met(arguments[0]),
-                             did_you_mean(arguments[0], command_names())));
-}
-
-// An option that the command does not take; `run` is told that the line says where it runs.
-void check_option(const std::string& argument, const CommandName& command) {
-  if (argument.size() < 2 || argument[0] != '-' || argument == "--help" || argument == "-h") return;
-  if (std::isdigit(static_cast<unsigned char>(argument[1]))) return;  // a value
-  std::string name = argument.substr(0, argument.find('='));
-  std::vector<std::string> known = {"--help"};
-  for (const OptionName& o : command.options) known.push_back(o.name);
-  if (std::find(known.begin(), known.end(), name) != known.end()) return;
-  std::string key = name.substr(std::min<size_t>(2, name.size()));
-  bool of_the_line = std::string(command.words) == "LINE" &&
-                     (key == "transport" || key == "device" || key == "dtype" || key == "subject");
-  std::string close =
-      of_the_line ? fmt::format("; write {}=... in the line", key) : did_you_mean(name, known);
-  throw BadInput(fmt::format(
-      "option {}: expected an option of {}, met one that it does not take{}", name, command.name,
-      close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));
-}
-
-// "forward," and "forward,,gradient": an item that was forgotten is not one that was never meant.
-void check_list(const std::string& argument, const std::string* next, const CommandName& command) {
-  const size_t equals = argument.find('=');
-  for (const OptionName& o : command.options) {
-    if (!o.list || argument.substr(0, equals) != o.name) continue;
-    const std::string value = equals != std::string::npos ? argument.substr(equals + 1) : next ? *next : "";
-    if (value.starts_with(',') || value.ends_with(',') || value.find(",,") != std::string::npos)
-      throw BadInput(fmt::format("{}: expected names with a comma between them, {}; leave the empty one out", o.name, met(value)));
-  }
-}
-
-void add_options(CLI::App& app, const std::vector<OptionName>& options, Words& words) {
-  for (const OptionName& o : options) {
-    if (*o.value == 0) {
-      app.add_flag_callback(
-          o.name, [&words, &o] { words.flags.insert(o.name); }, o.help);
-      continue;
-    }
-    CLI::Option* option = app.add_option(o.name, words.values[o.name], o.help);
-    option->type_name(o.value)->allow_extra_args(false);
-    if (o.list) option->delimiter(',');
-  }
-}
-
-// The words of a line may be quoted or not; a gate takes any number of patterns.
-bool takes_several(const CommandName& c) {
-  return std::string(c.words).starts_with("LINE") || c.name == std::string("gate");
-}
-
-std::string usage() {
-  std::string text = "usage: shardproof COMMAND ...\n\n";
-  for (const CommandName& c : commands())
-    text += fmt::format("  {:<8} {:<14} {}\n", c.name,
-                        fmt::format("[{}{}]", c.words, takes_several(c) ? " ..." : ""), c.help);
-  return text +
-         "\n  shardproof COMMAND --help shows the options of a command\n"
-         "  shardproof --version  says what it is built with\n"
-         "\nexit  0 passed   1 a subject failed   2 wrong call   3 no judgement   130 "
-         "interrupted\n";
-}
-
 // "shardproof 0.1.0   compiler 12.2.0   eigen 3.4.0 ...   runs processes, threads, mpi"
 std::string version_line() {
   auto all = versions();
@@ -312,206 +87,6 @@ std::string version_line() {
   for (const Ability& a : abilities_unasked())
     if (a.available) lanes.push_back(a.name);
   return text + fmt::format("   runs {}\n", joined(lanes));
-}
-
-// CLI11 writes "..." behind all words.
-std::string help_of(const CLI::App& app, const CommandName& command) {
-  std::string text = app.help();
-  if (takes_several(command)) return text;
-  for (const std::string dots : {"...", " ..."})
-    if (const size_t at = text.find(command.words + dots); at != std::string::npos)
-      text.erase(at + std::strlen(command.words), dots.size());
-  return text;
-}
-
-bool asks_for_help(const std::string& word) {
-  return word == "--help" || word == "-h" || word == "help";
-}
-
-// The words of a command; false: help was asked for and given.
-bool read_words(const CommandName& command, std::vector<std::string> arguments, Words& words) {
-  const auto plain_from = std::find(arguments.begin(), arguments.end(), "--");
-  for (auto a = arguments.begin(); a != plain_from; ++a) {
-    check_option(*a, command);
-    const bool value = a != arguments.begin() && (a - 1)->starts_with("--");
-    if (!value && a->find_first_not_of(' ') == std::string::npos && command.words == std::string("PATTERN"))
-      throw BadInput(fmt::format("PATTERN: expected part of a name or key=value, met '{}'; leave it out to mean everything", *a));
-    check_list(*a, a + 1 != plain_from ? &*(a + 1) : nullptr, command);
-  }
-  CLI::App app(command.help, fmt::format("shardproof {}", command.name));
-  app.add_option(command.words, words.plain)->type_name("");
-  add_options(app, command.options, words);
-  std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-  try {
-    app.parse(std::move(arguments));
-  } catch (const CLI::CallForHelp&) {
-    say(help_of(app, command));
-    return false;
-  } catch (const CLI::ParseError& e) {
-    throw BadInput(fmt::format("{}: {}; `shardproof {} --help` shows the options", command.name,
-                               e.what(), command.name));
-  }
-  return true;
-}
-
-// ---- values of options
-
-[[noreturn]] void refuse(const std::string& option, const std::string& expected,
-                         const std::string& value) {
-  throw BadInput(fmt::format("{}: expected {}, {}", option, expected, met(value)));
-}
-
-// The one value of an option; null where it was not given.
-const std::string* single(const Words& words, const std::string& option) {
-  auto found = words.values.find(option);
-  if (found == words.values.end() || found->second.empty()) return nullptr;
-  if (found->second.size() > 1)
-    throw BadInput(fmt::format("{}: expected once, met {} times ({}); leave one", option,
-                               found->second.size(), joined(found->second, ", ")));
-  if (found->second[0].empty()) refuse(option, "a value", "");
-  return &found->second[0];
-}
-
-std::vector<std::string> several(const Words& words, const std::string& option) {
-  auto found = words.values.find(option);
-  if (found == words.values.end()) return {};
-  for (const std::string& value : found->second)
-    if (value.empty()) refuse(option, "names with a comma between them", "an empty one");
-  return found->second;
-}
-
-int64_t integer(const std::string& option, const std::string& value, int64_t low, int64_t high) {
-  int64_t number = 0;
-  auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc{} || end != value.data() + value.size() || number < low || number > high)
-    refuse(option, fmt::format("an integer from {} to {}", low, high), value);
-  return number;
-}
-
-int single_integer(const Words& words, const std::string& option, int fallback, int high) {
-  const std::string* value = single(words, option);
-  return value ? int(integer(option, *value, 1, high)) : fallback;
-}
-
-std::optional<uint64_t> seed_of(const Words& words) {
-  const std::string* value = single(words, "--seed");
-  if (!value) return std::nullopt;
-  uint64_t seed = 0;
-  auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), seed);
-  if (error != std::errc{} || end != value->data() + value->size())
-    refuse("--seed", "an integer from 0 to 18446744073709551615", *value);
-  return seed;
-}
-
-double scale_of(const Words& words) {
-  const std::string* value = single(words, "--deadline-scale");
-  if (!value) return 1;
-  double scale = 0;
-  auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), scale);
-  bool whole = error == std::errc{} && end == value->data() + value->size();
-  if (!(whole && scale >= 1e-3 && scale <= 1e3))
-    refuse("--deadline-scale", "a number from 0.001 to 1000", *value);
-  return scale;
-}
-
-std::string text_of(const Words& words, const std::string& option) {
-  const std::string* value = single(words, option);
-  return value ? *value : "";
-}
-
-std::string command_text(int argc, char** argv) {
-  std::vector<std::string> words;
-  for (int i = 0; i < argc; ++i) words.push_back(telling::shell_word(argv[i]));
-  return joined(words, " ");
-}
-
-void check_dtypes(const std::vector<std::string>& names) {
-  const std::vector<std::string> known = {"f64", "f32", "bf16", "f16"};
-  for (const std::string& d : names) {
-    if (std::find(known.begin(), known.end(), d) != known.end()) continue;
-    bool reserved = d == "e4m3" || d == "e5m2";
-    throw BadInput(
-        fmt::format("--dtype: expected one of {}, {}{}", joined(known, " "), met(d),
-                    reserved ? ", which is reserved and not there yet" : did_you_mean(d, known)));
-  }
-}
-
-// Cases that are judged at a time where nobody says: a case of forked ranks leaves a core idle.
-// One more than cores: ranks wait for each other, and a world that waits leaves its core idle.
-int usual_jobs() { return 1 + int(std::clamp(std::thread::hardware_concurrency(), 1u, 4u)); }
-
-// What the ranks of a launcher can be judged on, the usual one first.
-std::vector<std::string> transports_of(const OutsideLaunch& outside) {
-  if (outside.launcher == torchrun) return {"nccl"};
-  return {"mpi", "nccl"};
-}
-bool carries(const OutsideLaunch& outside, const std::string& transport) {
-  const auto all = transports_of(outside);
-  return std::find(all.begin(), all.end(), transport) != all.end();
-}
-
-// A launcher from outside has made the one world there is.
-void stay_in_outside_world(Options& o, const OutsideLaunch& outside) {
-  for (const std::string& t : o.transports)
-    if (!carries(outside, t))
-      throw BadInput(fmt::format("--transport: expected {}, since {} started this program as one of {} ranks, met {}; "
-                                 "start it without a launcher for other transports",
-                                 joined(transports_of(outside), " or "), outside.launcher, outside.size, t));
-  for (int ranks : o.ranks)
-    if (ranks != outside.size)
-      throw BadInput(fmt::format("--ranks: expected {}, as many as {} started, met {}; start another number of them",
-                                 outside.size, outside.launcher, ranks));
-  if (o.transports.empty()) o.transports = {transports_of(outside)[0]};
-  o.ranks = {outside.size};
-  o.jobs = 1;
-  o.isolated = false;
-}
-
-// What a program computes in, on lines that do not say it themselves.
-std::vector<std::pair<std::string, std::string>> arithmetic_of(const Words& words) {
-  std::vector<std::pair<std::string, std::string>> with;
-  for (const std::string& word : several(words, "--with")) {
-    const size_t eq = std::min(word.find('='), word.size());
-    const std::string key = word.substr(0, eq), value = word.substr(std::min(eq + 1, word.size()));
-    if (!contains(std::vector<std::string>{"acc", "wire", "grad", "probs"}, key) || !dtype_from(value))
-      refuse("--with", "acc=, wire=, grad= or probs= with f64, f32, bf16 or f16", word);
-    with.emplace_back(key, value);
-  }
-  return with;
-}
-
-Options options_of(const Words& words, int argc, char** argv) {
-  Options o;
-  if (const std::string* tier = single(words, "--tier")) o.tier = *tier;
-  for (const std::string& ranks : several(words, "--ranks"))
-    o.ranks.push_back(int(integer("--ranks", ranks, 1, 1 << 20)));
-  o.transports = several(words, "--transport");
-  o.devices = several(words, "--device");
-  o.dtypes = several(words, "--dtype");
-  o.subjects = several(words, "--subject");
-  o.checks = several(words, "--check");
-  o.require = several(words, "--require");
-  o.report = text_of(words, "--report");
-  o.dump = text_of(words, "--dump");
-  o.failed = text_of(words, "--failed");
-  o.fail_fast = words.flags.contains("--fail-fast");
-  o.dry_run = words.flags.contains("--dry-run");
-  o.canonical = words.flags.contains("--canonical");
-  o.in_process = words.flags.contains("--in-process");
-  o.seed = seed_of(words);
-  o.seeds = single_integer(words, "--seeds", 1, 1'000'000);
-  o.with = arithmetic_of(words);
-  if (o.seed && *o.seed > std::numeric_limits<uint64_t>::max() - uint64_t(o.seeds - 1))
-    refuse("--seeds", fmt::format("seeds up to {} from --seed {} on", std::numeric_limits<uint64_t>::max(), *o.seed), std::to_string(o.seeds));
-  o.jobs = single_integer(words, "--jobs", usual_jobs(), 1024);
-  o.deadline_scale = scale_of(words);
-  o.mpiexec = text_of(words, "--mpiexec");
-  o.program = telling::shell_word(argv[0]);  // stands in lines that are pasted into a shell
-  o.command = command_text(argc, argv);
-  check_dtypes(o.dtypes);
-  for (const std::string& check : o.checks) check_named(check);
-  if (const auto outside = outside_launch()) stay_in_outside_world(o, *outside);
-  return o;
 }
 
 // ---- gate and run
@@ -529,14 +104,13 @@ std::string ended_with_newline(std::string text) {
 void say_interrupted(const Report& report, bool self) {
   if (!interrupted()) return;
   const Counts n = counts(report);
-  say(
-      fmt::format("INTERRUPTED after {} with {} and {}: what is said above "
-                  "holds for these, the rest was not judged{}\n",
-                  number_of(n.cases, "case"), number_of(n.checks, "check"),
-                  number_of(n.controls, "control"),
-                  self && report.self.planted == 0
-                      ? "; the judge's own tests did not end, so that it is not proven"
-                      : ""));
+  say(fmt::format(
+      "INTERRUPTED after {} with {} and {}: what is said above "
+      "holds for these, the rest was not judged{}\n",
+      number_of(n.cases, "case"), number_of(n.checks, "check"), number_of(n.controls, "control"),
+      self && report.self.planted == 0
+          ? "; the judge's own tests did not end, so that it is not proven"
+          : ""));
 }
 
 void say_closing(Report& report, bool self) {
@@ -575,9 +149,8 @@ int dry_run(const Options& options, const Registry& registry) {
   }
   for (const std::string& why : telling::not_due(planned))
     text += fmt::format("{:<8} {}\n", "not due", why);
-  say(text + fmt::format("due      {} with {}, {}; nothing was run\n",
-                         number_of(cases, "case"), number_of(checks, "check"),
-                         number_of(controls, "named control")));
+  say(text + fmt::format("due      {} with {}, {}; nothing was run\n", number_of(cases, "case"),
+                         number_of(checks, "check"), number_of(controls, "named control")));
   return exit_passed;
 }
 
@@ -660,7 +233,8 @@ std::vector<std::string> words_of_line(const Words& words) {
 void take_seed(Case& line, const Words& words, const Options& options) {
   if (!options.seed || *options.seed == line.seed()) return;
   for (const std::string& word : words_of_line(words))
-    if (word.starts_with("seed=")) refuse_two_seeds(*options.seed, std::string_view(word).substr(5));
+    if (word.starts_with("seed="))
+      refuse_two_seeds(*options.seed, std::string_view(word).substr(5));
   line.set("seed", std::to_string(*options.seed));
 }
 
@@ -668,23 +242,29 @@ void take_seed(Case& line, const Words& words, const Options& options) {
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
   const Contract& contract = registry.contract(line.contract);
-  if (const auto outside = outside_launch(); outside && (line.world() != outside->size || !carries(*outside, line.text("transport"))))
-    throw BadInput(fmt::format("expected a line of {} ranks with transport={}, since {} started this program as one of {} ranks, met {}",
-                               outside->size, joined(transports_of(*outside), " or "), outside->launcher, outside->size, print(line)));
+  if (const auto outside = outside_launch();
+      outside && (line.world() != outside->size || !carries(*outside, line.text("transport"))))
+    throw BadInput(
+        fmt::format("expected a line of {} ranks with transport={}, since {} started this program "
+                    "as one of {} ranks, met {}",
+                    outside->size, joined(transports_of(*outside), " or "), outside->launcher,
+                    outside->size, print(line)));
   if (options.in_process && line.text("transport") != "threads")
     throw BadInput(
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",
                     line.text("transport")));
   const bool legal = !contract.precondition || !contract.precondition(line);
-  if (!line.text("control").empty() && !legal) return;  // a twin may be about lines that are refused
+  if (!line.text("control").empty() && !legal)
+    return;  // a twin may be about lines that are refused
   check_legal(line, registry);
   const auto due = due_checks(contract, line, declared_of(line, registry), options.checks);
   refuse_infeasible(line, due, registry);
   if (!line.text("control").empty()) return;
   if (due.empty()) {
     const auto why = checks_left_out(line, registry, options.checks);
-    throw BadInput(fmt::format("--check: expected a check that is due on the line, met {}; `explain` shows which are",
-                               joined(why.empty() ? options.checks : why, ", ")));
+    throw BadInput(fmt::format(
+        "--check: expected a check that is due on the line, met {}; `explain` shows which are",
+        joined(why.empty() ? options.checks : why, ", ")));
   }
 }
 
@@ -696,7 +276,8 @@ bool lets_pass(const CaseResult& c) {
 
 // A twin that passes: on this line it is no other than the healthy subject, or nothing looked at
 // where it is.
-std::string note_of_uncaught(const Case& line, const std::string& name, const Options& options, const Registry& registry) {
+std::string note_of_uncaught(const Case& line, const std::string& name, const Options& options,
+                             const Registry& registry) {
   const Control& control = registry.control(line.contract, name);
   const Case witness = parse(control.witness, registry);
   std::string note = fmt::format("control {} was not caught on this line", control.name);
@@ -740,9 +321,10 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
 int shrink(const Words& words, const Registry& registry, int argc, char** argv) {
   const Options options = options_of(words, argc, argv);
   if (const auto outside = outside_launch())
-    throw BadInput(fmt::format("shrink: expected to start ranks by itself, met {} with {} ranks; "
-                               "start it without a launcher",
-                               outside->launcher, outside->size));
+    throw BadInput(
+        fmt::format("shrink: expected to start ranks by itself, met {} with {} ranks; "
+                    "start it without a launcher",
+                    outside->launcher, outside->size));
   Case line = parse_words(words_of_line(words), registry);
   take_seed(line, words, options);
   check_runnable(line, options, registry);
@@ -817,10 +399,11 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
     options.transports = {"processes"};
     const prepared::Battery b = prepared::prepare_battery(options, folder, registry);
     for (const std::string& why : b.left_out) say(fmt::format("left out   {}\n", why));
-    say(fmt::format(
-        "prepared   {} in {}   next: run your program in each of its folders, "
-        "then {} judge {}\n",
-        number_of(int64_t(b.members.size()), "case"), telling::one_line(folder), options.program, telling::shell_path(folder)));
+    say(
+        fmt::format("prepared   {} in {}   next: run your program in each of its folders, "
+                    "then {} judge {}\n",
+                    number_of(int64_t(b.members.size()), "case"), telling::one_line(folder),
+                    options.program, telling::shell_path(folder)));
     return exit_passed;
   }
   for (const char* option : {"--ranks", "--dtype", "--with"})
@@ -858,8 +441,7 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   if (verbose) watch_memory();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
   std::vector<std::string> unanswered;
-  Report report =
-      prepared::judge_folder(words.plain[0], options, registry, *progress, &unanswered);
+  Report report = prepared::judge_folder(words.plain[0], options, registry, *progress, &unanswered);
   progress.reset();
   if (!options.report.empty()) check_report_folder(options.report);
   say_closing(report, /*self=*/false);
@@ -887,7 +469,9 @@ void require_writable_json(const Words& words) {
   const std::string* path = single(words, "--json");
   if (!path) return;
   if (*path == "-")
-    throw BadInput("--json: expected the name of a file, met '-'; standard output takes what is said, give a file of its own");
+    throw BadInput(
+        "--json: expected the name of a file, met '-'; standard output takes what is said, give a "
+        "file of its own");
   std::error_code ignored;
   const bool there = std::filesystem::exists(*path, ignored);
   std::FILE* file = std::fopen(path->c_str(), "a");
@@ -903,13 +487,15 @@ int drift_of_logs(const Words& words) {
   std::vector<std::string> files = words.values.at("--logs");
   files.insert(files.end(), words.plain.begin(), words.plain.end());
   if (files.size() > 2 || files[0].empty())
-    throw BadInput(fmt::format("--logs: expected one digest log or two, met {}", joined(files, " ")));
+    throw BadInput(
+        fmt::format("--logs: expected one digest log or two, met {}", joined(files, " ")));
   for (const OptionName& o : drift_options()) {
     const std::string name = o.name;
     if (name == "--logs" || name == "--exact" || name == "--json") continue;
     if (words.flags.contains(name) || single(words, name.c_str()))
-      throw BadInput(fmt::format("{}: expected together with a line, met with --logs{}", name,
-                                 name == "--report" ? "; --json FILE writes what the logs show" : ""));
+      throw BadInput(
+          fmt::format("{}: expected together with a line, met with --logs{}", name,
+                      name == "--report" ? "; --json FILE writes what the logs show" : ""));
   }
   if (words.flags.contains("--exact") && files.size() == 1)
     throw BadInput("--exact: expected with two logs, met with one");
@@ -927,10 +513,13 @@ int drift_of_logs(const Words& words) {
 }
 
 // A control of a run that has not drifted.
-std::string note_of_unseen(const DriftLine& line, const Options& options, const Registry& registry) {
+std::string note_of_unseen(const DriftLine& line, const Options& options,
+                           const Registry& registry) {
   const auto of_the_step = [&](const auto& fault) { return fault.first == line.control; };
-  if (std::none_of(drift_faults().begin(), drift_faults().end(), of_the_step)) return note_of_uncaught(line.line, line.control, options, registry);
-  return fmt::format("control {} was not caught on this line, on which it may change nothing", line.control);
+  if (std::none_of(drift_faults().begin(), drift_faults().end(), of_the_step))
+    return note_of_uncaught(line.line, line.control, options, registry);
+  return fmt::format("control {} was not caught on this line, on which it may change nothing",
+                     line.control);
 }
 
 int drift_command(const Words& words, const Registry& registry, int argc, char** argv) {
@@ -947,18 +536,22 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
   const Options common = options_of(words, argc, argv);
   DriftLine line = parse_drift(words_of_line(words), registry);
   if (!line.control.empty() && line.from >= o.steps)
-    throw BadInput(fmt::format("key 'control': expected a step of the run, 0 to {}, met {}@{}, which would never act; use more --steps",
-                               o.steps - 1, line.control, line.from));
+    throw BadInput(
+        fmt::format("key 'control': expected a step of the run, 0 to {}, met {}@{}, which would "
+                    "never act; use more --steps",
+                    o.steps - 1, line.control, line.from));
   take_seed(line.line, words, common);
   if (!common.report.empty()) check_report_folder(common.report);
   catch_interrupts();
   require_writable_json(words);
   const DriftReport report = run_drift(line, o, common, registry);
   say(coloured(drift_text(report, line, o, common.program)));
-  if (!report.drifted() && !line.control.empty() && report.steps > line.from) say(telling::row("note", note_of_unseen(line, common, registry)));
+  if (!report.drifted() && !line.control.empty() && report.steps > line.from)
+    say(telling::row("note", note_of_unseen(line, common, registry)));
   write_json(words, drift_json(report, line, o, common.program));
   if (!common.report.empty())
-    write_whole(common.report, "index.html", drift_html(report, line, o, common.program, common.command));
+    write_whole(common.report, "index.html",
+                drift_html(report, line, o, common.program, common.command));
   if (!report.log_fault.empty())
     complain(fmt::format("--log: the log '{}' is not whole ({})", o.log, report.log_fault));
   if (interrupted()) return exit_interrupted;
@@ -971,9 +564,10 @@ int drift_command(const Words& words, const Registry& registry, int argc, char**
 
 int diff(const Words& words) {
   if (words.plain.size() != 2)
-    throw BadInput(fmt::format("diff: expected two reports, OLD and NEW (folders or report.json files), met {}{}",
-                               words.plain.size(),
-                               words.plain.empty() ? "" : fmt::format(" ({})", joined(words.plain, " "))));
+    throw BadInput(fmt::format(
+        "diff: expected two reports, OLD and NEW (folders or report.json files), met {}{}",
+        words.plain.size(),
+        words.plain.empty() ? "" : fmt::format(" ({})", joined(words.plain, " "))));
   const ReportDiff changes =
       diff_reports(read_report(words.plain[0], "OLD"), read_report(words.plain[1], "NEW"));
   say(words.flags.contains("--markdown") ? diff_markdown(changes) : coloured(diff_text(changes)));
@@ -995,7 +589,10 @@ int obey(int argc, char** argv, const Registry& registry) {
   const CommandName& command = command_of(arguments);
   arguments.erase(arguments.begin());
   Words words;
-  if (!read_words(command, arguments, words)) return exit_passed;
+  if (const auto help = read_words(command, arguments, words)) {
+    say(*help);
+    return exit_passed;
+  }
   std::string name = command.name;
   if (name == "gate") return gate(words, registry, argc, argv);
   if (name == "run") return run(words, registry, argc, argv);
@@ -1024,8 +621,9 @@ int concluding(int argc, char** argv, const Registry& registry) {
     return interrupted() ? exit_interrupted : exit_no_judgement;
   }
   if (lost_output) {
-    complain(fmt::format("standard output: expected to write what is said, met '{}'; it is not whole",
-                         std::strerror(lost_output)));
+    complain(
+        fmt::format("standard output: expected to write what is said, met '{}'; it is not whole",
+                    std::strerror(lost_output)));
     if (code != exit_interrupted) code = exit_no_judgement;
   }
   return code;
