@@ -17,7 +17,7 @@
 #include "primitives/attention.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/rotary_context.hpp"
-#include "suites/self/thread_door.hpp"
+#include "suites/self/on_threads.hpp"
 
 namespace shardproof {
 
@@ -32,7 +32,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 using Rows = std::vector<int64_t>;
-using Numbers = std::vector<double>;
+using testing::Numbers;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
@@ -397,44 +397,11 @@ TEST(AttentionPairs, AreThoseOfTheMask) {
 
 // ---- Kernels on threads
 
-struct Workspaces {
-  int64_t elements = 0;
-  std::vector<Shape> shapes;
-};
-
-class ThreadedRank final : public Rank {
- public:
-  ThreadedRank(const Case& line, testing::TestRank& place)
-      : line_(line), place_(place), cp_(place.group(Axis::cp), place.transport) {}
-  const Case& line() const override { return line_; }
-  int world_rank() const override { return place_.state.rank; }
-  int world_size() const override { return place_.state.size; }
-  const Mesh& mesh() const override { return place_.mesh; }
-  Stream stream() const override { return nullptr; }
-  Communicator& along(Axis) override { return cp_; }
-  Communicator& along(const std::vector<Axis>&) override { return cp_; }
-  Communicator& world() override { return cp_; }
-  View workspace(DType dtype, Shape shape) override {
-    used.elements += product(shape);
-    used.shapes.push_back(shape);
-    buffers_.push_back(std::make_unique<Buffer>(dtype, std::move(shape)));
-    return buffers_.back()->view();
-  }
-  Workspaces used;
-
- private:
-  const Case& line_;
-  testing::TestRank& place_;
-  Communicator cp_;
-  std::vector<std::unique_ptr<Buffer>> buffers_;
-};
+using testing::Workspaces;
 
 // Whole outputs, gradients, and what each rank computed and used.
-struct Outcome {
-  std::vector<Numbers> outputs, gradients;
+struct Outcome : testing::Outcome {
   std::vector<int64_t> pairs;
-  std::vector<Workspaces> forward;
-  std::vector<std::string> thrown;
 };
 
 Numbers drawn(const std::string& name, const Shape& shape) {
@@ -447,52 +414,11 @@ Numbers drawn(const std::string& name, const Shape& shape) {
 template <class Kernel>
 Outcome run_kernel(const Case& line, const std::vector<Numbers>& inputs,
                    const std::vector<Numbers>& cotangents) {
-  const auto operands = contract_of(line).operands(line);
-  const Mesh mesh = line.mesh();
-  Outcome run;
-  run.pairs.resize(size_t(mesh.world())), run.forward.resize(size_t(mesh.world()));
-  for (size_t i = 3; i < 5; ++i) run.outputs.emplace_back(size_t(product(operands[i].shape)), NAN);
-  for (size_t i = 0; i < 3; ++i)
-    run.gradients.emplace_back(size_t(product(operands[i].shape)), NAN);
-  std::mutex lock;
-  run.thrown = testing::run_ranks(mesh, [&](testing::TestRank& place) {
-    const int r = place.state.rank;
-    ThreadedRank rank(line, place);
-    auto shard = [&](const Operand& o, const Numbers* whole) {
-      Buffer b(DType::f64, local_shape(o.shape, o.layout, mesh, r));
-      Numbers local;
-      if (whole)
-        for (int64_t i : whole_indices(o.shape, o.layout, mesh, r))
-          local.push_back((*whole)[size_t(i)]);
-      if (whole) fill_from(b.view(), local);
-      return b;
-    };
-    std::vector<Buffer> in, out, cot, grad;
-    for (size_t i = 0; i < 3; ++i) in.push_back(shard(operands[i], &inputs[i]));
-    for (size_t i = 3; i < 5; ++i) out.push_back(shard(operands[i], nullptr));
-    for (size_t i = 3; i < 5; ++i) cot.push_back(shard(operands[i], &cotangents[i - 3]));
-    for (size_t i = 0; i < 3; ++i) grad.push_back(shard(operands[i], nullptr));
-    auto views = [](const std::vector<Buffer>& buffers) {
-      std::vector<View> v;
-      for (const Buffer& b : buffers) v.push_back(b.view());
-      return v;
-    };
-    Kernel kernel;
-    auto saved = kernel.forward(rank, views(in), views(out));
-    const Workspaces used = rank.used;
-    kernel.backward(rank, *saved, views(cot), views(grad));
-    const std::lock_guard hold(lock);
-    run.pairs[size_t(r)] = kernel.pairs();
-    run.forward[size_t(r)] = used;
-    auto gather = [&](const Operand& o, const Buffer& b, Numbers& whole) {
-      const Numbers local = to_doubles(b.view());
-      const auto at = whole_indices(o.shape, o.layout, mesh, r);
-      for (size_t i = 0; i < at.size(); ++i) whole[size_t(at[i])] = local[i];
-    };
-    for (size_t i = 0; i < 2; ++i) gather(operands[3 + i], out[i], run.outputs[i]);
-    for (size_t i = 0; i < 3; ++i) gather(operands[i], grad[i], run.gradients[i]);
-  });
-  return run;
+  std::vector<int64_t> pairs(size_t(line.mesh().world()));
+  auto run = testing::run_kernels(
+      line, contract_of(line).operands(line), [] { return std::make_unique<Kernel>(); }, inputs,
+      cotangents, [&](int rank, Kernel& kernel) { pairs[size_t(rank)] = kernel.pairs(); });
+  return {std::move(run), std::move(pairs)};
 }
 
 template <class Kernel>

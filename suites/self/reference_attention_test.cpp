@@ -3,10 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "fixtures/dtype.hpp"
@@ -14,6 +11,7 @@
 #include "reference/attention.hpp"
 #include "reference/loss.hpp"
 #include "reference/rotary.hpp"
+#include "suites/self/goldens.hpp"
 
 namespace shardproof::reference {
 namespace {
@@ -212,21 +210,9 @@ TEST(ReferenceLoss, NormalisationsByHand) {
 
 // ---- PyTorch's autograd
 
-nlohmann::json golden(const std::string& name) {
-  const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../fixtures/goldens";
-  std::ifstream file(folder / (name + ".json"));
-  if (!file) throw std::runtime_error("expected " + (folder / name).string() + ".json");
-  return nlohmann::json::parse(file);
-}
-Values values(const nlohmann::json& g, const char* part, const char* tensor) {
-  Values v;
-  for (const auto& x : g.at(part).at(tensor).at("data"))
-    v.push_back(x.is_string() ? (x == "inf" ? infinity : -infinity) : x.get<double>());
-  return v;
-}
-int64_t extent(const nlohmann::json& g, const char* tensor, size_t dim) {
-  return g.at("inputs").at(tensor).at("shape").at(dim).get<int64_t>();
-}
+using testing::extent;
+using testing::golden;
+using testing::values;
 
 Attention of_golden(const nlohmann::json& g) {
   const auto& at = g.at("attributes");

@@ -3,15 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "fixtures/random.hpp"
 #include "reference/activation.hpp"
 #include "reference/linear.hpp"
 #include "reference/mlp.hpp"
 #include "reference/norm.hpp"
+#include "suites/self/goldens.hpp"
 
 namespace shardproof::reference {
 namespace {
@@ -130,18 +128,9 @@ TEST(ReferenceMlp, IdentityIsTwoLinears) {
 
 // ---- PyTorch
 
-nlohmann::json golden(const std::string& name) {
-  const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../fixtures/goldens";
-  std::ifstream file(folder / (name + ".json"));
-  if (!file) throw std::runtime_error("expected " + (folder / name).string() + ".json");
-  return nlohmann::json::parse(file);
-}
-Values values(const nlohmann::json& g, const char* part, const char* tensor) {
-  return g.at(part).at(tensor).at("data").get<Values>();
-}
-int64_t extent(const nlohmann::json& g, const char* tensor, size_t dim) {
-  return g.at("inputs").at(tensor).at("shape").at(dim).get<int64_t>();
-}
+using testing::extent;
+using testing::golden;
+using testing::values;
 
 constexpr double agreement = 1e-13;
 
