@@ -23,14 +23,14 @@ namespace {
 constexpr std::string_view mark = "steps of a training run\n";
 constexpr int64_t batches = 4;  // data repeat after so many steps, so that a loss can fall
 
-Whole normals(const Case& line, const Operand& o, const Layout& layout, const Mesh& mesh,
-              const std::string& stream, uint64_t seed, double scale, DType storage,
-              uint64_t first = 0) {
-  Whole w{whole_shape(o.shape, layout, mesh), {}};
+// value(numbers of the stream, i) for i = first, first + 1, ..
+template <class Value>
+Whole from_stream(const Case& line, const Operand& o, const Mesh& mesh, const std::string& stream,
+                  uint64_t seed, uint64_t first, Value value) {
+  Whole w{whole_shape(o.shape, o.layout, mesh), {}};
   const Stream123 numbers(line.seed() + seed, stream);
   w.value.resize(size_t(product(w.shape)));
-  for (size_t i = 0; i < w.value.size(); ++i)
-    w.value[i] = round_to(scale * numbers.normal(first + i), storage);
+  for (size_t i = 0; i < w.value.size(); ++i) w.value[i] = value(numbers, first + i);
   return w;
 }
 
@@ -405,27 +405,36 @@ Case line_of(const Case& line, int64_t step, int64_t m) {
 // Matrices scaled by their last extent, so that a layer keeps the size of what it is given.
 Whole initial(const Case& line, const Operand& o, const Mesh& mesh) {
   const double scale = o.shape.size() > 1 ? 1 / std::sqrt(double(o.shape.back())) : 1;
-  return normals(line, o, o.layout, mesh, o.name, 0, scale, storage_of(line, o));
+  const DType storage = storage_of(line, o);
+  return from_stream(line, o, mesh, o.name, 0, 0, [=](const Stream123& numbers, uint64_t i) {
+    return round_to(scale * numbers.normal(i), storage);
+  });
 }
 
 // The microbatches of a step follow one another in one stream: how a step's rows are cut over dp
 // and microbatches does not change them.
 namespace {
+template <class Value>
 Whole of_step(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m,
-              const std::string& stream, DType storage) {
+              const std::string& stream, Value value) {
   const uint64_t batch = uint64_t(step % batches),
                  rows = uint64_t(product(whole_shape(o.shape, o.layout, mesh)));
-  return normals(line, o, o.layout, mesh, stream, (batch + 1) * 0x9e3779b9, 1, storage,
-                 uint64_t(m) * rows);
+  return from_stream(line, o, mesh, stream, (batch + 1) * 0x9e3779b9, uint64_t(m) * rows, value);
 }
 }  // namespace
 
 Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
-  return of_step(line, o, mesh, step, m, o.name, storage_of(line, o));
+  if (!o.stated.empty()) return {o.shape, o.stated};
+  const DType storage = storage_of(line, o);
+  return of_step(line, o, mesh, step, m, o.name, [&](const Stream123& numbers, uint64_t i) {
+    return o.below > 0 ? double(numbers.below(i, uint64_t(o.below)))
+                       : round_to(numbers.normal(i), storage);
+  });
 }
 
 Whole target_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
-  return of_step(line, o, mesh, step, m, "target of " + o.name, DType::f64);
+  return of_step(line, o, mesh, step, m, "target of " + o.name,
+                 [](const Stream123& numbers, uint64_t i) { return numbers.normal(i); });
 }
 
 double elements_of_loss(const Case& line, const std::vector<Operand>& operands) {
