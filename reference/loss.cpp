@@ -8,17 +8,18 @@
 namespace shardproof::reference {
 namespace {
 
-// log sum exp of a row, and the sum of its logits.
+// Of a row: its greatest logit m, sum exp(z - m), sum (z - m).
 struct RowSums {
-  double lse, total;
+  double greatest, exps = 0, shifted = 0;
+
+  explicit RowSums(In row) : greatest(*std::max_element(row.begin(), row.end())) {
+    for (double z : row) exps += std::exp(z - greatest), shifted += z - greatest;
+  }
+  double log_sum() const { return std::log(exps); }
+  double lse() const { return greatest + log_sum(); }
 };
 
-RowSums sums_of(In row) {
-  const double greatest = *std::max_element(row.begin(), row.end());
-  double sum = 0, total = 0;
-  for (double z : row) sum += std::exp(z - greatest), total += z;
-  return {greatest + std::log(sum), total};
-}
+constexpr double function_ulps = 4;  // exp, log with the operations around them
 
 void require_labels(In logits, std::span<const int64_t> labels, int64_t classes) {
   if (logits.size() != labels.size() * size_t(classes))
@@ -41,9 +42,9 @@ Values cross_entropy(In logits, std::span<const int64_t> labels, int64_t classes
   for (size_t t = 0; t < labels.size(); ++t) {
     if (labels[t] == ignored_label) continue;
     const In row = logits.subspan(t * size_t(classes), size_t(classes));
-    const RowSums s = sums_of(row);
-    loss[t] = (1 - smoothing) * (s.lse - row[size_t(labels[t])]) +
-              smoothing * (s.lse - s.total / double(classes));
+    const RowSums s(row);
+    loss[t] = (1 - smoothing) * (s.log_sum() - (row[size_t(labels[t])] - s.greatest)) +
+              smoothing * (s.log_sum() - s.shifted / double(classes));
   }
   return loss;
 }
@@ -55,11 +56,11 @@ Values cross_entropy_backward(In logits, std::span<const int64_t> labels, int64_
   for (size_t t = 0; t < labels.size(); ++t) {
     if (labels[t] == ignored_label) continue;
     const size_t first = t * size_t(classes);
-    const double lse = sums_of(logits.subspan(first, size_t(classes))).lse;
+    const RowSums s(logits.subspan(first, size_t(classes)));
     for (int64_t j = 0; j < classes; ++j)
       d[first + size_t(j)] =
-          g[t] * (std::exp(logits[first + size_t(j)] - lse) - (j == labels[t] ? 1 - smoothing : 0) -
-                  smoothing / double(classes));
+          g[t] * (std::exp(logits[first + size_t(j)] - s.greatest) / s.exps -
+                  (j == labels[t] ? 1 - smoothing : 0) - smoothing / double(classes));
   }
   return d;
 }
@@ -67,12 +68,12 @@ Values cross_entropy_backward(In logits, std::span<const int64_t> labels, int64_
 CrossEntropyErrors cross_entropy_errors(In logits, std::span<const int64_t> labels, int64_t classes,
                                         double u) {
   require_labels(logits, labels, classes);
-  constexpr double function_ulps = 4;  // exp, log with the operations around them
   CrossEntropyErrors e{Values(labels.size()), Values(logits.size())};
   for (size_t t = 0; t < labels.size(); ++t) {
     if (labels[t] == ignored_label) continue;
     const In row = logits.subspan(t * size_t(classes), size_t(classes));
-    const double greatest = *std::max_element(row.begin(), row.end()), lse = sums_of(row).lse;
+    const RowSums s(row);
+    const double greatest = s.greatest, lse = s.lse();
     // log sum exp: the relative errors of the terms, their sum, the logarithm, adding the maximum.
     double lse_error = u * (double(classes) + 2 * function_ulps + std::abs(lse));
     for (double z : row) lse_error += std::exp(z - lse) * u * std::abs(z - greatest);
@@ -83,6 +84,44 @@ CrossEntropyErrors cross_entropy_errors(In logits, std::span<const int64_t> labe
       const double relative =
           std::expm1(u * std::abs(row[size_t(j)] - lse) + lse_error + function_ulps * u);
       e.logits[t * size_t(classes) + size_t(j)] = p * relative + 2 * u * (p + target_here);
+    }
+  }
+  return e;
+}
+
+CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64_t> labels,
+                                                int64_t classes, double smoothing, double u,
+                                                double tiny) {
+  require_labels(logits, labels, classes);
+  const double K = double(classes), on_label = std::abs(1 - smoothing);
+  CrossEntropyErrors e{Values(labels.size()), Values(logits.size())};
+  for (size_t t = 0; t < labels.size(); ++t) {
+    if (labels[t] == ignored_label) continue;
+    const In row = logits.subspan(t * size_t(classes), size_t(classes));
+    const RowSums s(row);
+    const double L = s.log_sum(), q = row[size_t(labels[t])] - s.greatest;
+    // E: exp magnifies the rounding of z - m; its own error, and K - 1 additions in any order.
+    double of_terms = K * tiny;
+    for (double z : row)
+      of_terms += std::exp(z - s.greatest) / s.exps * std::expm1(u * (s.greatest - z));
+    const double of_E = (1 + of_terms) * (1 + (function_ulps + K) * u) - 1;
+    const double of_log = of_E / (1 - of_E) + function_ulps * u * L;
+    // Each of the two summands: what goes into it, its weight, its product, their sum.
+    const auto weighed = [&](double weight, double value, double error) {
+      return std::abs(weight) * (error + 3 * u * (std::abs(value) + error));
+    };
+    const double nll = L - q, into_nll = of_log + u * std::abs(q);
+    const double even = L - s.shifted / K,
+                 into_even = of_log + (K + 2) * u * std::abs(s.shifted) / K;
+    e.loss[t] = weighed(1 - smoothing, nll, into_nll + u * (nll + into_nll)) +
+                weighed(smoothing, even, into_even + u * (even + into_even));
+    for (int64_t j = 0; j < classes; ++j) {
+      const double d = s.greatest - row[size_t(j)], p = std::exp(-d) / s.exps;
+      const double of_p = (1 + std::expm1(u * d)) * (1 + (function_ulps + 1) * u) / (1 - of_E) - 1;
+      const double taken = (j == labels[t] ? on_label : 0) + smoothing / K;
+      // The weights, two subtractions, the product with the cotangent.
+      e.logits[t * size_t(classes) + size_t(j)] =
+          p * of_p + tiny + 4 * u * (p * (1 + of_p) + taken);
     }
   }
   return e;

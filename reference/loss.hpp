@@ -31,6 +31,11 @@ struct CrossEntropyErrors {
 };
 CrossEntropyErrors cross_entropy_errors(In logits, std::span<const int64_t> labels, int64_t classes,
                                         double u);
+// The same of log E - (z_y - m) and exp(z - m) / E, in which m is never added again: large logits
+// that lie close together cost nothing. tiny: what an exp may lose below the normal range.
+CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64_t> labels,
+                                                int64_t classes, double smoothing, double u,
+                                                double tiny);
 
 enum class Normalisation : uint8_t { tokens, groups };  // N1, N2
 // Factor of each token's loss in the scalar: w_t / max(1, sum w), over all tokens (N1) or over the
