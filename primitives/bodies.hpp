@@ -7,6 +7,7 @@
 #include "primitives/pointwise.hpp"
 #include "primitives/rotary_pairs.hpp"
 #include "primitives/token_loss.hpp"
+#include "primitives/vocab_shard.hpp"
 
 #define SHARDPROOF_POINTWISE_BODIES(each)                                       \
   each(Convert) each(Fill) each(Scale) each(Combine) each(AddRow) each(Dropout) \
@@ -20,6 +21,9 @@
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
 
+#define SHARDPROOF_VOCAB_BODIES(each)                                                 \
+  each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \
+      each(ShardGradient)
 #define SHARDPROOF_ATTENTION_BODIES(each) \
   each(AttendBlock) each(AttentionOutput) each(AttentionDelta) each(QueryGradient) each(KeyGradient)
 
@@ -30,4 +34,5 @@
   SHARDPROOF_CLIP_BODIES(each)      \
   SHARDPROOF_ROTARY_BODIES(each)    \
   SHARDPROOF_LOSS_BODIES(each)      \
+  SHARDPROOF_VOCAB_BODIES(each)     \
   SHARDPROOF_ATTENTION_BODIES(each)

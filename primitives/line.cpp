@@ -1,5 +1,6 @@
 #include "primitives/line.hpp"
 
+#include <limits>
 #include <utility>
 
 namespace shardproof::primitives {
@@ -31,6 +32,13 @@ Refusal undivided(const Case& line, const char* key, int64_t divisor, const std:
               said(line, key), "choose a multiple of " + std::to_string(divisor));
 }
 
+Refusal countable(const Case& line, const char* first, const char* second) {
+  const int64_t most = std::numeric_limits<int32_t>::max(), n = line.at(first) * line.at(second);
+  return when(n > most, "element counts up to 2147483647, the range of MPI's int",
+              said(line, first) + " " + said(line, second) + ", " + std::to_string(n) + " elements",
+              "choose smaller extents");
+}
+
 Refusal other_axes(const Case& line) {
   return when(line.ranks(Axis::ep) > 1 || line.ranks(Axis::pp) > 1, "the axes tp, cp and dp only",
               said(line, "ep") + " " + said(line, "pp"),
@@ -38,7 +46,7 @@ Refusal other_axes(const Case& line) {
 }
 
 Refusal uncut_tokens(const Case& line) {
-  const bool sp = line.on("sp");
+  const bool sp = line.has("sp") && line.on("sp");
   const int64_t ranks =
       int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp) * (sp ? line.ranks(Axis::tp) : 1);
   const int64_t seq = line.at("seq"), batch = line.at("batch");

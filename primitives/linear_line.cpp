@@ -1,6 +1,5 @@
 #include "primitives/linear_line.hpp"
 
-#include <limits>
 #include <string>
 
 #include "primitives/line.hpp"
@@ -14,14 +13,6 @@ Refusal attributes(const Case& line) {
            "bias=off", "there is no bias to hand back: leave one of them out"),
       when(line.on("frozen") && !line.on("input_grad"), "input_grad=on with frozen=on",
            "input_grad=off", "no gradient is left to compute: leave one of them out"));
-}
-
-// One call moves at most this many elements: counts are int in MPI.
-Refusal countable(const Case& line, const char* first, const char* second) {
-  const int64_t most = std::numeric_limits<int32_t>::max(), n = line.at(first) * line.at(second);
-  return when(n > most, "element counts up to 2147483647, the range of MPI's int",
-              said(line, first) + " " + said(line, second) + ", " + std::to_string(n) + " elements",
-              "choose smaller extents");
 }
 
 bool fused(const Case& line) { return line.at("heads") > 0 || line.on("swiglu"); }

@@ -176,18 +176,7 @@ std::vector<Key> keys() {
   act.choices = {"gelu", "gelu_tanh", "silu", "identity"};
   list.push_back(act);
   list.push_back(norm_key());
-  Key dropout{"dropout", "0.1", "share of elements that are set to zero, at two places"};
-  dropout.valid = [](std::string_view text) {
-    const bool digits = text.find_first_not_of("0123456789.") == std::string_view::npos;
-    try {
-      size_t end = 0;
-      const double v = std::stod(std::string(text), &end);
-      if (digits && end == text.size() && v >= 0 && v < 1) return std::string();
-    } catch (const std::exception&) {
-    }
-    return std::string("a number from 0 to below 1, such as 0.1");
-  };
-  list.push_back(dropout);
+  list.push_back(share("dropout", "0.1", "share of elements that are set to zero, at two places"));
   Key draw = extent("draw", "0", 0, "number of the draw: step * microbatches + microbatch");
   draw.high = (int64_t(1) << 32) - 1;
   list.push_back(draw);

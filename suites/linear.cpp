@@ -28,6 +28,21 @@ Key toggle(const char* name, const char* fallback, const char* help) {
   return k;
 }
 
+Key share(const char* name, const char* fallback, const char* help) {
+  Key k{name, fallback, help};
+  k.valid = [](std::string_view text) {
+    const bool digits = text.find_first_not_of("0123456789.") == std::string_view::npos;
+    try {
+      size_t end = 0;
+      const double v = std::stod(std::string(text), &end);
+      if (digits && end == text.size() && v >= 0 && v < 1) return std::string();
+    } catch (const std::exception&) {
+    }
+    return std::string("a number from 0 to below 1, such as 0.1");
+  };
+  return k;
+}
+
 std::vector<Key> token_keys() {
   Key tokens = extent("tokens", "", 1, "rows of x; left out: seq*batch, or 24");
   tokens.derive = [](const Case& c) {
@@ -60,7 +75,7 @@ int last(const std::vector<int64_t>& shape) { return int(shape.size()) - 1; }
 Local::Local(const Case& c)
     : p(c.ranks(Axis::tp)),
       tokens(c.at("tokens") / (int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp))),
-      sp(c.on("sp")) {}
+      sp(c.has("sp") && c.on("sp")) {}
 
 DType wire_of(const Case& c) { return dtype_from(c.text("wire")).value_or(c.dtype()); }
 DType accumulation_of(const Case& c) {

@@ -14,6 +14,8 @@
 #include "primitives/norm_sequence.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
+#include "primitives/vocab_cross_entropy.hpp"
+#include "primitives/vocab_embedding.hpp"
 #include "primitives/zigzag_exchange.hpp"
 
 namespace shardproof::cuda {
@@ -97,6 +99,8 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"rotary_context", ours<primitives::RotaryContext>},
     DeviceKernel{"loss_packed", ours<primitives::LossPacked>},
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
+    DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
+    DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
     DeviceKernel{"mapping_copy", made<mapping_copy>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},

@@ -71,7 +71,8 @@ TEST(Drift, ARunWithoutAFaultStaysWithinItsBounds) {
   for (const char* line : {"block tp=2 sp=on", "block tp=4 sp=on norm=rms dtype=f32",
                            "block tp=2 dp=2 sp=on dtype=bf16", "block tp=2 sp=on microbatches=2",
                            "linear_row tp=4 sp=on", "replicated_qkv tp=4 kv_heads=2",
-                           "norm_sequence tp=2 dp=2 sp=on reduce=tp"})
+                           "norm_sequence tp=2 dp=2 sp=on reduce=tp",
+                           "vocab_embedding tp=2 dp=2 sp=on microbatches=2"})
     for (const char* optimizer : {"sgd", "adam"}) {
       const DriftReport r = drift(line, 12, optimizer);
       EXPECT_FALSE(r.drifted()) << line << " " << optimizer << " " << r.ended;

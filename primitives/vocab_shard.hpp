@@ -1,0 +1,177 @@
+// Bodies of what is cut by the vocabulary: rank r of p holds rows, or classes, r V/p to (r+1) V/p
+// of V, of which it knows the first and how many. An id that another rank owns finds 0 here.
+//
+//   embedding      part_t = w[id_t - first], y = sum over ranks; dw_v = sum of g_t with id_t = v
+//   cross-entropy  m_t = max_j z_tj, E_t = sum_j exp(z_tj - m_t), q_t = z_ty - m_t, and where
+//                  labels are smoothed Z_t = sum_j (z_tj - m_t): over the classes of all ranks
+//                  loss_t = (1-s)(log E_t - q_t) + s (log E_t - Z_t/V)
+//                  dz_tj = g_t (exp(z_tj - m_t)/E_t - (1-s) [j = y_t] - s/V)
+//                  a label of -100 is ignored: loss 0, dz 0
+#pragma once
+#include <cmath>
+
+#include "primitives/element.hpp"
+
+namespace shardproof::primitives {
+
+inline constexpr int64_t ignored_label = -100;
+
+struct OwnIds {
+  Tensor ids;
+  int64_t first = 0, own = 1;
+
+  SHARDPROOF_HD int64_t local(int64_t t) const {  // -1: of another rank
+    const int64_t i = ids.integer(t) - first;
+    return i >= 0 && i < own ? i : -1;
+  }
+  SHARDPROOF_HD bool ignored(int64_t t) const { return ids.integer(t) == ignored_label; }
+};
+
+// Rows of w by id, zeros for those of other ranks: bits as they are.
+struct LookUp {
+  static constexpr Shape shape = Shape::elements;
+  OwnIds of;
+  Tensor w, part;
+  int64_t columns = 1;
+  template <class F>
+  void each_tensor(F f) {
+    f(of.ids), f(w), f(part);
+  }
+  SHARDPROOF_HD int64_t count() const { return part.elements; }
+  SHARDPROOF_HD void at(int64_t i) const {
+    const int64_t row = of.local(i / columns);
+    if (row < 0)
+      part.store(i, 0.0);
+    else
+      part.copy_from(i, w, row * columns + i % columns);
+  }
+};
+
+// Every token adds its cotangent to the row that it named, in the order of tokens.
+struct ScatterAdd {
+  static constexpr Shape shape = Shape::rows;
+  OwnIds of;
+  Tensor g, dw;
+  int64_t columns = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(of.ids), f(g), f(dw);
+  }
+  SHARDPROOF_HD int64_t rows() const { return of.own; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t v, const Team& team) const {
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      A sum = 0;
+      for (int64_t t = 0; t < of.ids.elements; ++t)
+        if (of.local(t) == v) sum += g.load<A>(t * columns + j);
+      dw.store(v * columns + j, sum);
+    }
+  }
+};
+
+struct ShardMaximum {
+  static constexpr Shape shape = Shape::rows;
+  Tensor z, greatest;
+  int64_t columns = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(z), f(greatest);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    A own = z.load<A>(t * columns);
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      const A score = z.load<A>(t * columns + j);
+      own = own < score ? score : own;
+    }
+    own = team.greatest(own);
+    if (team.leads()) greatest.store(t, own);
+  }
+};
+
+// E, q and, where there is room for it, Z of the own classes.
+struct ShardSums {
+  static constexpr Shape shape = Shape::rows;
+  OwnIds labels;
+  Tensor z, greatest, exps, target, shifted;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(labels.ids), f(z), f(greatest), f(exps), f(target), f(shifted);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const int64_t columns = labels.own, label = labels.local(t);
+    const A m = greatest.load<A>(t);
+    A exp_sum = 0, sum = 0;
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      const A score = z.load<A>(t * columns + j) - m;
+      exp_sum += std::exp(score);
+      sum += score;
+    }
+    exp_sum = team.sum(exp_sum);
+    sum = team.sum(sum);
+    if (!team.leads()) return;
+    exps.store(t, exp_sum);
+    target.store(t, label < 0 ? A(0) : A(z.load<A>(t * columns + label) - m));
+    if (shifted.there()) shifted.store(t, sum);
+  }
+};
+
+struct LossOfShards {
+  static constexpr Shape shape = Shape::elements;
+  OwnIds labels;
+  Tensor exps, target, shifted, loss;
+  double smoothing = 0, classes = 1;  // s, and over how many Z goes
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(labels.ids), f(exps), f(target), f(shifted), f(loss);
+  }
+  SHARDPROOF_HD int64_t count() const { return loss.elements; }
+  template <class A>
+  SHARDPROOF_HD A of(int64_t t) const {
+    if (labels.ignored(t)) return 0;
+    const A log_sum = std::log(exps.load<A>(t)), nll = log_sum - target.load<A>(t);
+    if (!shifted.there()) return nll;
+    const A even = log_sum - shifted.load<A>(t) / A(classes);
+    return A(1 - smoothing) * nll + A(smoothing) * even;
+  }
+  SHARDPROOF_HD void at(int64_t t) const {
+    if (wide)
+      loss.store(t, of<double>(t));
+    else
+      loss.store(t, of<float>(t));
+  }
+};
+
+struct ShardGradient {
+  static constexpr Shape shape = Shape::rows;
+  OwnIds labels;
+  Tensor z, g, greatest, exps, dz;
+  double smoothing = 0, classes = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(labels.ids), f(z), f(g), f(greatest), f(exps), f(dz);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const int64_t columns = labels.own, label = labels.local(t);
+    const bool ignored = labels.ignored(t);
+    const A m = greatest.load<A>(t), sum = exps.load<A>(t), cotangent = g.load<A>(t);
+    const A even = A(smoothing / classes), on_label = A(1 - smoothing);
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      const A p = std::exp(z.load<A>(t * columns + j) - m) / sum;
+      const A slope = p - (j == label ? on_label : A(0)) - even;
+      dz.store(t * columns + j, ignored ? A(0) : A(cotangent * slope));
+    }
+  }
+};
+
+}  // namespace shardproof::primitives
