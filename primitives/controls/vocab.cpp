@@ -355,8 +355,8 @@ const Row rows[] = {
     {loss, "gathered_logits_for_shards", twin<GatheredForShards>, "forward,gradient", "replica",
      "NVIDIA/Megatron-LM 7452 (2)", "tp=4", "p >= 2; loss + log p"},
     {loss, "logits_shifted_in_place", twin<LogitsShiftedInPlace>, "memory",
-     "forward,gradient,ledger", "the maximum subtracted in place", "tp=4",
-     "f32 logits are handed on as they are", true},
+     "forward,gradient,ledger", "NVIDIA/Megatron-LM, vocab_parallel_cross_entropy of f32 logits",
+     "tp=4", "f32 logits are handed on as they are", true},
 };
 
 }  // namespace
