@@ -210,6 +210,17 @@ struct TargetNotMasked final : VocabCrossEntropy {
   }
 };
 
+// The label's logit comes from its rank by a sum that gradients do not pass: a token whose label is
+// elsewhere has none.
+struct GradientOfOwnLabelsAlone final : VocabCrossEntropy {
+  View labels_of_gradients(Parallel& p, const View& labels, int64_t first,
+                           int64_t own) const override {
+    return rewritten(p, labels, [=](int64_t id) {
+      return id >= first && id < first + own ? id : ignored_label;
+    });
+  }
+};
+
 // -100 is out of every range, so that nothing is taken from the gradient; the rest of it stays.
 View not_ignored(Parallel& p, const View& labels) {
   return rewritten(p, labels, [](int64_t id) { return id == ignored_label ? -1 : id; });
@@ -301,9 +312,7 @@ const char* const smoothed = "tp=4 label_smoothing=0.1";
 
 const Row rows[] = {
     {table, "duplicates_overwritten", twin<DuplicatesOverwritten>, "gradient,adjoint",
-     "forward,replica,ledger",
-     "rows written by index in place of added: index_put_ without "
-     "accumulate",
+     "forward,replica,ledger", "rows written in place of added, index_put_ without accumulate",
      "tp=4 sp=on", "an id that two tokens name"},
     {table, "mask_left_out", twin<IdsReadAs<clamped>>, "forward,gradient", "adjoint,ledger",
      "the mask of VocabParallelEmbedding left out", "tp=4", "p >= 2"},
@@ -331,9 +340,9 @@ const Row rows[] = {
     {loss, "maximum_not_subtracted", twin<MaximumNotSubtracted>, "forward", "ledger",
      "exp of logits as they are", "tp=4 fill=large", "large logits"},
     {loss, "log_of_probability", twin<LogOfProbability>, "forward", "gradient,replica,ledger",
-     "the logarithm of a probability that has underflown", "tp=4 fill=large", "large logits"},
+     "NVIDIA/Megatron-LM 5522", "tp=4 fill=large", "large logits"},
     {loss, "smoothing_of_partition", twin<SmoothingOfPartition>, "forward,gradient,replica", "",
-     "NVIDIA/Megatron-LM 737, 7464, 7452", smoothed, "smoothing, p >= 2"},
+     "NVIDIA/Megatron-LM 737, 7464, 7452 (1)", smoothed, "smoothing, p >= 2"},
     {loss, "smoothing_sum_not_reduced", twin<SmoothingSumNotReduced>, "forward,replica", "gradient",
      "NVIDIA/Megatron-LM 737", smoothed, "smoothing, p >= 2"},
     {loss, "smoothing_over_own_classes", twin<SmoothingOverOwnClasses>, "forward,gradient",
@@ -347,6 +356,8 @@ const Row rows[] = {
      "a backward written before the smoothing", smoothed, "smoothing"},
     {loss, "target_not_masked", twin<TargetNotMasked>, "forward,gradient", "replica,ledger",
      "the target mask of a vocabulary-parallel loss left out", "tp=4", "p >= 2"},
+    {loss, "gradient_of_own_labels_alone", twin<GradientOfOwnLabelsAlone>, "gradient",
+     "forward,replica,ledger", "modelscope/ms-swift 9947", "tp=4", "p >= 2"},
     {loss, "ignored_gradient_not_zeroed", twin<IgnoredGradientLeft>, "gradient",
      "forward,replica,ledger", "a row of an ignored label left with its softmax", "tp=4 ignored=5",
      "a label of -100"},
