@@ -379,6 +379,11 @@ std::string attention_gathered(const SmallModel& s) {
 
 const std::vector<Part>& parts() {
   static const std::vector<Part> all{
+      {"vocab_embedding", "embedding",
+       [](const SmallModel& s) {
+         return fmt::format("tokens={} hidden={} vocab={} padded_vocab={}", s.tokens, s.hidden,
+                            s.vocab - 1, s.vocab);
+       }},
       {"norm_sequence", "norm",
        [](const SmallModel& s) {
          return fmt::format("tokens={} hidden={} norm={}", s.tokens, s.hidden, s.norm);
@@ -404,6 +409,9 @@ const std::vector<Part>& parts() {
        [](const SmallModel& s) {
          return fmt::format("tokens={} in={} out={} bias=off", s.tokens, s.hidden, s.vocab);
        }},
+      {"vocab_cross_entropy", "loss",
+       [](const SmallModel& s) { return fmt::format("tokens={} vocab={}", s.tokens, s.vocab); },
+       false},
   };
   return all;
 }
