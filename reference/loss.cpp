@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -20,6 +21,11 @@ struct RowSums {
 };
 
 constexpr double function_ulps = 4;  // exp, log with the operations around them
+
+// What exp(-d) errs by where d is off by u d and the result by a further factor of exp(x).
+double error_of_exp(double d, double u, double x) {
+  return u * d < 1 ? std::exp(-d) * std::expm1(u * d + x) : std::exp((u - 1) * d + x);
+}
 
 void require_labels(In logits, std::span<const int64_t> labels, int64_t classes) {
   if (logits.size() != labels.size() * size_t(classes))
@@ -93,7 +99,8 @@ CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64
                                                 int64_t classes, double smoothing, double u,
                                                 double tiny) {
   require_labels(logits, labels, classes);
-  const double K = double(classes), on_label = std::abs(1 - smoothing);
+  const double K = double(classes);
+  constexpr double infinity = std::numeric_limits<double>::infinity();
   CrossEntropyErrors e{Values(labels.size()), Values(logits.size())};
   for (size_t t = 0; t < labels.size(); ++t) {
     if (labels[t] == ignored_label) continue;
@@ -102,9 +109,13 @@ CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64
     const double L = s.log_sum(), q = row[size_t(labels[t])] - s.greatest;
     // E: exp magnifies the rounding of z - m; its own error, and K - 1 additions in any order.
     double of_terms = K * tiny;
-    for (double z : row)
-      of_terms += std::exp(z - s.greatest) / s.exps * std::expm1(u * (s.greatest - z));
-    const double of_E = (1 + of_terms) * (1 + (function_ulps + K) * u) - 1;
+    for (double z : row) of_terms += error_of_exp(s.greatest - z, u, 0) / s.exps;
+    const double of_sum = (function_ulps + K) * u, of_E = of_terms + of_sum + of_terms * of_sum;
+    if (!(of_E < 1)) {  // nothing is known of its logarithm
+      e.loss[t] = infinity;
+      std::fill_n(e.logits.begin() + int64_t(t) * classes, classes, infinity);
+      continue;
+    }
     const double of_log = of_E / (1 - of_E) + function_ulps * u * L;
     // Each of the two summands: what goes into it, its weight, its product, their sum.
     const auto weighed = [&](double weight, double value, double error) {
@@ -115,13 +126,14 @@ CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64
                  into_even = of_log + (K + 2) * u * std::abs(s.shifted) / K;
     e.loss[t] = weighed(1 - smoothing, nll, into_nll + u * (nll + into_nll)) +
                 weighed(smoothing, even, into_even + u * (even + into_even));
+    // exp, a division, E: as an exponent.
+    const double into_p = std::log1p((function_ulps + 1) * u) - std::log1p(-of_E);
     for (int64_t j = 0; j < classes; ++j) {
-      const double d = s.greatest - row[size_t(j)], p = std::exp(-d) / s.exps;
-      const double of_p = (1 + std::expm1(u * d)) * (1 + (function_ulps + 1) * u) / (1 - of_E) - 1;
-      const double taken = (j == labels[t] ? on_label : 0) + smoothing / K;
+      const double d = s.greatest - row[size_t(j)], p = std::exp(-d) / s.exps,
+                   of_p = error_of_exp(d, u, into_p) / s.exps + tiny;
+      const double taken = (j == labels[t] ? std::abs(1 - smoothing) : 0) + smoothing / K;
       // The weights, two subtractions, the product with the cotangent.
-      e.logits[t * size_t(classes) + size_t(j)] =
-          p * of_p + tiny + 4 * u * (p * (1 + of_p) + taken);
+      e.logits[t * size_t(classes) + size_t(j)] = of_p + 4 * u * (p + of_p + taken);
     }
   }
   return e;

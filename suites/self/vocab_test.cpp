@@ -373,5 +373,20 @@ TEST(Bounds, HoldForFloatAndAreNotWide) {
         }
 }
 
+// Sums longer than 1/u, or exponents off by whole units: no error is too large, and no bound is
+// NaN.
+TEST(Bounds, KnowNothingWhereEverySumMayBeWrong) {
+  const Numbers z{0x1p20, 0, -0x1p20, 1, 2, 3};
+  const int64_t labels[] = {1, 2};
+  for (const double u : {0x1p-1, 0x1p-8, 0x1p-53}) {
+    const auto e = reference::shifted_cross_entropy_errors(z, labels, 3, 0.1, u, 0x1p-149);
+    for (const Numbers& list : {e.loss, e.logits})
+      for (double bound : list) {
+        EXPECT_GT(bound, 0);
+        EXPECT_EQ(std::isinf(bound), u == 0.5) << u << " " << bound;
+      }
+  }
+}
+
 }  // namespace
 }  // namespace shardproof
