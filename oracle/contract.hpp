@@ -24,6 +24,8 @@ struct Operand {
   bool fixed_dtype = false;           // e.g. i64 indices, f32 lse under bf16
   int64_t below = 0;                  // index: drawn from 0 .. below-1; 0: as the fill draws
   std::vector<double> stated = {};    // index: what the line says, nothing is drawn
+  // index: the whole of it follows from the seed of a feed by a rule of the family (a routing)
+  std::function<std::vector<double>(uint64_t seed)> made = nullptr;
 };
 
 // A whole tensor in double, row-major. Inputs are stacked over P and V axes (whole_shape); results

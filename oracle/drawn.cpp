@@ -30,6 +30,9 @@ std::vector<double> values_at(const Drawing& d, std::span<const int64_t> indices
     values.resize(indices.size());
   } else if (!o.stated.empty() && !d.cotangent) {
     for (int64_t at : indices) values.push_back(o.stated.at(size_t(at)));
+  } else if (o.made && !d.cotangent) {
+    const std::vector<double> all = o.made(d.feed.seed);  // the same in every stack
+    for (int64_t at : indices) values.push_back(all.at(size_t(at) % all.size()));
   } else if (o.below > 0 && !d.cotangent) {
     for (int64_t at : indices)
       values.push_back(draw_index(d.feed.seed, stream_of(o, false), o.below, at));

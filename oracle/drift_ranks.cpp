@@ -14,6 +14,7 @@
 #include "oracle/checks/draws.hpp"
 #include "oracle/digest/bytes_hash.hpp"
 #include "oracle/digest/digest.hpp"
+#include "oracle/drawn.hpp"
 #include "oracle/float_environment.hpp"
 #include "oracle/rank_of_case.hpp"
 
@@ -423,7 +424,14 @@ Whole of_step(const Case& line, const Operand& o, const Mesh& mesh, int64_t step
 }
 }  // namespace
 
+// What a contract makes is made from the seed of a feed of its own.
 Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
+  if (o.made) {
+    Feed feed;
+    feed.seed = line.seed() + uint64_t(step % batches * microbatches(line) + m);
+    const auto shape = whole_shape(o.shape, o.layout, mesh);
+    return {shape, drawn_whole({line, o, /*cotangent=*/false, feed, storage_of(line, o), shape})};
+  }
   if (!o.stated.empty()) return {o.shape, o.stated};
   const DType storage = storage_of(line, o);
   return of_step(line, o, mesh, step, m, o.name, [&](const Stream123& numbers, uint64_t i) {

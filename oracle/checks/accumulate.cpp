@@ -127,16 +127,28 @@ LedgerEntry without_number(LedgerEntry entry) {
   entry.number = 0;
   return entry;
 }
+LedgerEntry without_sizes(LedgerEntry entry) {
+  entry.count = 0;
+  entry.send.clear(), entry.recv.clear();
+  return without_number(std::move(entry));
+}
 
-// The second forward and backward of a step make the calls of the first.
+// The second forward and backward of a step make the calls of the first. How much each of them moves
+// may follow from what its feed makes: a routing.
 void judge_calls(const Evidence& e, Tally& total) {
   if (e.declared.own_communication) return;
   const int plain = e.find_shot(sequential);
+  const bool sized_by_data = std::any_of(e.operands.begin(), e.operands.end(),
+                                         [](const Operand& o) { return o.made != nullptr; });
+  const auto alike = [&](const LedgerEntry& met, const LedgerEntry& due, bool first) {
+    return sized_by_data && !first ? without_sizes(met) == without_sizes(due)
+                                   : without_number(met) == without_number(due);
+  };
   for (int r = 0; r < e.mesh.world(); ++r) {
     const auto &once = e.record(r, 0).ledger, &twice = e.record(r, plain).ledger;
     size_t i = 0;
     while (i < twice.size() && i < 2 * once.size() &&
-           without_number(twice[i]) == without_number(once[i % once.size()]))
+           alike(twice[i], once[i % once.size()], i < once.size()))
       ++i;
     if (i == twice.size() && i == 2 * once.size()) continue;
     Finding f;

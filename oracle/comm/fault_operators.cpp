@@ -374,7 +374,8 @@ void reverse_blocks(Bench&, Flight& f) {
 }
 
 // A shift hands out the block that the shift before it brought, which is how a ring reads a buffer
-// that the next step has not refilled; any other call what its site returned on other data.
+// that the next step has not refilled; any other call what its site returned on other data, of
+// an exchange whose sizes follow from the data as much as fits.
 void deliver_stale(Bench& b, Flight& f) {
   Bytes fresh = bytes_of(f.out);
   if (b.priming) {
@@ -388,7 +389,8 @@ void deliver_stale(Bench& b, Flight& f) {
     last = &b.shifted[{site_text(f.call.file, f.call.line), f.call.root_or_hop}];
     if (last->size() == fresh.size()) old = last;
   }
-  if (f.faulted && f.acts && old && old->size() == fresh.size()) overwrite(f.out, *old);
+  const bool fits = old && (old->size() == fresh.size() || f.call.op == Op::all_to_all);
+  if (f.faulted && f.acts && fits) overwrite(f.out, *old);
   if (last) *last = std::move(fresh);
 }
 

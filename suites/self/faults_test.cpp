@@ -667,6 +667,31 @@ TEST(Stale, of_a_ring_is_the_block_of_the_step_before) {
   EXPECT_EQ(all[2].result, Values(6, 212));
 }
 
+// Each of two members sends one row to either; on fresh data two to the first, one to the other.
+TEST(Stale, of_an_exchange_of_other_sizes_is_what_fits) {
+  const Mesh mesh({{Axis::tp, 2}});
+  std::vector<Values> seen(2);
+  const auto errors = run_ranks(mesh, [&](TestRank& r) {
+    FaultDoor door(parse_fault("stale@forward.tp.1"), r.state, r.transport);
+    Communicator tp(r.group(Axis::tp), door);
+    for (const bool priming : {true, false}) {
+      door.new_shot();
+      door.priming(priming);
+      const std::vector<int64_t> split{priming ? 1 : 2, 1};
+      const int64_t own = split[size_t(tp.rank())];
+      const std::vector<int64_t> concat{own, own};
+      Buffer in(DType::f64, {split[0] + split[1]}), out(DType::f64, {2 * own});
+      fill_from(in.view(), Values(size_t(split[0] + split[1]), (priming ? 1 : 7) + 100 * tp.rank()));
+      tp.all_to_all(in.view(), out.view(), 0, 0, split, concat);
+      EXPECT_EQ(door.active(), !priming);
+      seen[size_t(tp.rank())] = to_doubles(out.view());
+    }
+  });
+  for (const auto& e : errors) EXPECT_EQ(e, "");
+  EXPECT_EQ(seen[0], (Values{1, 101, 107, 107}));
+  EXPECT_EQ(seen[1], (Values{1, 101}));
+}
+
 // ---- orders of summation
 
 // 2^53 + 1 + 1: one way round each 1 is lost, the other way they survive as 2.
