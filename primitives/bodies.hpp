@@ -2,6 +2,7 @@
 #pragma once
 #include "primitives/attention_tiles.hpp"
 #include "primitives/clip.hpp"
+#include "primitives/expert_rows.hpp"
 #include "primitives/gate.hpp"
 #include "primitives/norm_rows.hpp"
 #include "primitives/pointwise.hpp"
@@ -24,6 +25,9 @@
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \
       each(ShardGradient)
+#define SHARDPROOF_EXPERT_BODIES(each) \
+  each(TakeRows) each(WeighedRows) each(RowsOfToken) each(ProbGradient)
+
 #define SHARDPROOF_ATTENTION_BODIES(each) \
   each(AttendBlock) each(AttentionOutput) each(AttentionDelta) each(QueryGradient) each(KeyGradient)
 
@@ -35,4 +39,5 @@
   SHARDPROOF_ROTARY_BODIES(each)    \
   SHARDPROOF_LOSS_BODIES(each)      \
   SHARDPROOF_VOCAB_BODIES(each)     \
+  SHARDPROOF_EXPERT_BODIES(each)    \
   SHARDPROOF_ATTENTION_BODIES(each)

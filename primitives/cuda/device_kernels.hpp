@@ -7,6 +7,7 @@
 #include "primitives/attention_blockwise.hpp"
 #include "primitives/block.hpp"
 #include "primitives/cuda/twins.hpp"
+#include "primitives/expert_alltoall.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
@@ -101,6 +102,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
+    DeviceKernel{"expert_alltoall", ours<primitives::ExpertAlltoall>},
     DeviceKernel{"mapping_copy", made<mapping_copy>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},

@@ -1,0 +1,339 @@
+// Experts that are cut over ranks: tokens travel to the experts that they have chosen and back.
+//
+// How many rows a rank is sent follows from the routing, which is an operand, made from the line
+// and the seed of a feed. So the calls that are due have a closed form: the routing is made once
+// more from the line's own seed, whose feed is the one that the ledger is held to.
+#include "suites/expert.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "fixtures/fills.hpp"
+#include "oracle/check.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/expert_alltoall.hpp"
+#include "reference/expert.hpp"
+#include "reference/running_error.hpp"
+#include "suites/linear.hpp"
+#include "suites/ours.hpp"
+#include "suites/reading.hpp"
+#include "suites/replicated.hpp"
+
+namespace shardproof {
+namespace experts {
+
+std::vector<int64_t> routing(const Case& c, uint64_t seed) {
+  const int64_t tokens = c.at("tokens"), k = c.at("topk"), all = c.at("experts");
+  const std::string& route = c.text("route");
+  const int64_t open = route == "skewed" ? k + (all - k) / 2 : all;
+  std::vector<int64_t> chosen, left(static_cast<size_t>(open));
+  for (int64_t t = 0; t < tokens; ++t) {
+    std::iota(left.begin(), left.end(), 0);
+    for (int64_t j = 0; j < k; ++j) {
+      if (route == "even" || route == "one" || j >= open) {  // the last: a line that is refused
+        chosen.push_back((route == "even" ? t * k + j : j) % all);
+        continue;
+      }
+      const auto at = size_t(draw_index(seed, "routing", open - j, t * k + j));
+      chosen.push_back(left[at]);
+      std::swap(left[at], left[size_t(open - j - 1)]);
+    }
+  }
+  return chosen;
+}
+
+namespace {
+
+// The place of a rank in its expert group, whose first axis is tp.
+int64_t member_of(const Case& c, int rank) {
+  const Mesh mesh = c.mesh();
+  return int64_t(mesh.coordinate(rank, Axis::ep)) * c.ranks(Axis::tp) +
+         mesh.coordinate(rank, Axis::tp);
+}
+int64_t members(const Case& c) { return int64_t(c.ranks(Axis::ep)) * c.ranks(Axis::tp); }
+// Expert groups: each has its own block of the tokens.
+int64_t groups(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp); }
+int64_t group_of(const Case& c, int rank) {
+  const Mesh mesh = c.mesh();
+  return int64_t(mesh.coordinate(rank, Axis::dp)) * c.ranks(Axis::cp) +
+         mesh.coordinate(rank, Axis::cp);
+}
+
+// Rows that each expert gets from a group.
+std::vector<int64_t> rows_of_experts(const Case& c, const std::vector<int64_t>& routing,
+                                     int64_t group) {
+  const auto slots = size_t(int64_t(routing.size()) / groups(c));
+  std::vector<int64_t> rows(static_cast<size_t>(c.at("experts")));
+  for (size_t i = 0; i < slots; ++i) ++rows[size_t(routing[size_t(group) * slots + i])];
+  return rows;
+}
+
+}  // namespace
+
+Load load_of(const Case& c, const std::vector<int64_t>& routing, int world_rank) {
+  const auto rows = rows_of_experts(c, routing, group_of(c, world_rank));
+  const int64_t own = c.at("experts") / members(c), first = member_of(c, world_rank) * own;
+  Load load;
+  load.sent = c.at("tokens") * c.at("topk") / groups(c) / members(c);
+  for (int64_t e = first; e < first + own; ++e) load.received += rows[size_t(e)];
+  return load;
+}
+
+}  // namespace experts
+
+namespace {
+
+using namespace experts;
+using linears::crossed;
+using linears::extent;
+using linears::together;
+using linears::whole;
+using reference::Values;
+
+// ---- Operands
+
+bool replicated_tokens(const Case& c) { return c.ranks(Axis::tp) > 1 && !c.on("sp"); }
+
+Layout tokens_on(const Case& c) {
+  return {{Axis::dp, S(0)},
+          {Axis::cp, S(0)},
+          {Axis::ep, S(0)},
+          {Axis::tp, replicated_tokens(c) ? I() : S(0)}};
+}
+
+std::vector<Operand> operands(const Case& c) {
+  const int64_t T = c.at("tokens"), k = c.at("topk");
+  Operand chosen{"chosen", Operand::index, {T, k}, tokens_on(c), false};
+  chosen.dtype_override = DType::i64, chosen.fixed_dtype = true;
+  chosen.made = [c](uint64_t seed) {
+    const auto all = routing(c, seed);
+    return std::vector<double>(all.begin(), all.end());
+  };
+  const Layout owners{{Axis::dp, I()}, {Axis::cp, I()}, {Axis::ep, S(0)}, {Axis::tp, S(0)}};
+  return {
+      {"x", Operand::input, {T, c.at("hidden")}, tokens_on(c)},
+      chosen,
+      {"probs", Operand::input, {T, k}, tokens_on(c)},
+      {"w", Operand::parameter, {c.at("experts"), c.at("out"), c.at("hidden")}, owners, true, 1},
+      {"y", Operand::output, {T, c.at("out")}, tokens_on(c), true, 0}};
+}
+
+// ---- Reference
+
+reference::ExpertShape shape_of(const Case& c) {
+  return {c.at("tokens"), c.at("topk"), c.at("experts"), c.at("hidden"), c.at("out")};
+}
+
+// What one term of a sum can be off by, relatively: sums of `terms` products or values in the
+// accumulation, roundings to the storage type, `ranks` parts on the wire.
+class Relative {
+ public:
+  explicit Relative(const Case& c) : p_(precision_of(c, Declared{})) {}
+  Relative sum(int64_t terms) const {
+    return with(reference::gamma_of(double(terms), p_.u_acc + unit_roundoff(DType::f64)));
+  }
+  Relative stored() const { return with(p_.u_out); }
+  Relative reduced(int64_t ranks) const {
+    return ranks > 1 ? with(reference::gamma_of(double(ranks), p_.u_wire)) : *this;
+  }
+  // Of an element, in unit roundoffs of the accumulation.
+  double of(double magnitude) const { return error_ * magnitude / p_.u_acc; }
+
+ private:
+  Relative with(double more) const {
+    Relative r = *this;
+    r.error_ += more + error_ * more;
+    return r;
+  }
+  Precision p_;
+  double error_ = 0;
+};
+
+Gauge gauge_of(const Relative& r, Values magnitude) {
+  Gauge g;
+  for (double m : magnitude) g.bound.push_back(r.of(m));
+  g.magnitude = std::move(magnitude);
+  return g;
+}
+
+// Rows that are results are rounded before they travel: those of Z, and, where a kernel weighs rows
+// before the experts and not behind them, those that leave.
+std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const auto of = [&](auto size) {
+    return reference::experts(shape_of(c), size(in[0].value), in[1].value, size(in[2].value),
+                              size(in[3].value));
+  };
+  if (gauges)
+    *gauges = {gauge_of(Relative(c).stored().sum(c.at("hidden")).stored().sum(c.at("topk")),
+                        of(reference::absolute))};
+  return {whole({c.at("tokens"), c.at("out")}, of([](const Values& v) { return v; }))};
+}
+
+std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
+                            std::vector<Gauge>* gauges) {
+  const auto of = [&](auto size) {
+    return reference::experts_backward(shape_of(c), size(in[0].value), in[1].value,
+                                       size(in[2].value), size(in[3].value), size(cot[0].value));
+  };
+  auto d = of([](const Values& v) { return v; });
+  if (gauges) {
+    auto m = of(reference::absolute);
+    const Relative sent = Relative(c).stored();
+    // Of dW each expert sums its own rows, in each of the groups that its copies belong to.
+    std::vector<int64_t> rows(static_cast<size_t>(c.at("experts")));
+    const std::vector<int64_t> chosen(in[1].value.begin(), in[1].value.end());
+    for (int64_t g = 0; g < groups(c); ++g) {
+      const auto of_group = rows_of_experts(c, chosen, g);
+      for (size_t e = 0; e < rows.size(); ++e) rows[e] = std::max(rows[e], of_group[e]);
+    }
+    Gauge dw;
+    const size_t elements = m.w.size() / rows.size();
+    for (size_t i = 0; i < m.w.size(); ++i)
+      dw.bound.push_back(sent.sum(rows[i / elements]).reduced(groups(c)).of(m.w[i]));
+    dw.magnitude = std::move(m.w);
+    *gauges = {gauge_of(sent.sum(c.at("out")).stored().sum(c.at("topk")), std::move(m.x)),
+               {},
+               gauge_of(sent.sum(c.at("hidden")).sum(c.at("out")), std::move(m.probs)),
+               std::move(dw)};
+  }
+  return {whole(in[0].shape, std::move(d.x)),
+          {},
+          whole(in[2].shape, std::move(d.probs)),
+          whole(in[3].shape, std::move(d.w))};
+}
+
+// ---- Traffic
+
+std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
+  const Load load = load_of(c, routing(c, c.seed()), rank);
+  const int64_t h = c.at("hidden"), o = c.at("out"), own = c.at("tokens") / groups(c) / members(c);
+  const std::string group = c.ranks(Axis::tp) == 1 ? "ep" : c.ranks(Axis::ep) == 1 ? "tp" : "tp,ep";
+  std::vector<Traffic> due;
+  const auto call = [&](Op op, const std::string& label, bool backward, int64_t count, DType type) {
+    due.push_back({op, Reduce::none, label, backward, count, type});
+  };
+  call(Op::all_gather, group, false, c.at("experts"), DType::i64);
+  call(Op::all_to_all, group, false, load.sent * h, c.dtype());
+  call(Op::all_to_all, group, false, load.received * o, c.dtype());
+  if (replicated_tokens(c)) call(Op::all_gather, "tp", false, own * o, c.dtype());
+  call(Op::all_to_all, group, true, load.sent * o, c.dtype());
+  call(Op::all_to_all, group, true, load.received * h, c.dtype());
+  if (replicated_tokens(c)) {
+    call(Op::all_gather, "tp", true, own * h, c.dtype());
+    call(Op::all_gather, "tp", true, own * c.at("topk"), c.dtype());
+  }
+  for (const Traffic& t : replicated::coalesced(c, reading::summed_axes(c, false),
+                                                c.at("experts") / members(c) * o * h))
+    due.push_back(t);
+  return due;
+}
+
+// ---- Keys and lines
+
+std::vector<Key> keys() {
+  Key count = extent("experts", "", 1, "experts; left out: three for each rank of ep and tp");
+  count.derive = [](const Case& c) { return std::to_string(3 * members(c)); };
+  Key route{"route", "random",
+            "who chooses whom: random; even; skewed: some experts idle; one: all choose the same"};
+  route.choices = {"random", "even", "skewed", "one"};
+  Key topk = extent("topk", "2", 1, "experts that a token chooses, all different");
+  topk.high = 64;
+  return {extent("tokens", "48", 1, "rows of x"),
+          extent("hidden", "10", 1, "columns of x"),
+          extent("out", "7", 1, "columns of y"),
+          count,
+          topk,
+          route,
+          replicated::sp_key(),
+          linears::microbatches_key()};
+}
+
+std::vector<std::string> cases(const std::string& tier) {
+  const auto smoke = crossed(
+      {"expert_alltoall"},
+      {"ep=2", "ep=4", "ep=4 route=skewed topk=3", "ep=2 route=one topk=1", "ep=2 dp=2",
+       "tp=2 ep=2", "tp=2 ep=2 sp=on", "ep=2 microbatches=2", "ep=4 dtype=bf16 fill=normal"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"expert_alltoall", "expert_alltoall ep=2",
+                                       "expert_alltoall ep=3", "expert_alltoall ep=4",
+                                       "expert_alltoall ep=8"};
+  const auto ci =
+      together({smoke,
+                crossed(ranks, {"", "route=even", "route=skewed", "route=one", "fill=normal",
+                                "dtype=f32 fill=normal topk=3", "strides=transposed"}),
+                crossed({"expert_alltoall tp=2 ep=2 dp=2", "expert_alltoall tp=4 sp=on",
+                         "expert_alltoall tp=2 ep=4 order=ep,tp", "expert_alltoall cp=2 ep=2 dp=2",
+                         "expert_alltoall tp=4 ep=2 sp=on", "expert_alltoall tp=3"},
+                        {"", "route=skewed", "dtype=f32 fill=normal", "dtype=bf16 fill=normal"}),
+                crossed({"expert_alltoall ep=4"},
+                        {"dtype=f16 fill=normal", "dtype=bf16 topk=1", "strides=expanded",
+                         "strides=expanded_inputs", "experts=4", "experts=4 topk=4", "seed=2",
+                         "tokens=4 topk=1", "fill=cancelling", "dtype=f32 fill=large",
+                         "tokens=96 hidden=33 out=17 dtype=f32 fill=normal"}),
+                {"expert_alltoall ep=2 dp=2 microbatches=2 dtype=bf16 grad=f32 fill=normal",
+                 "expert_alltoall ep=2 dp=2 dtype=bf16 wire=f32 fill=normal",
+                 "expert_alltoall ep=4 topk=12 route=random"}});
+  if (tier != "nightly") return ci;
+  return together(
+      {ci, crossed(crossed({"expert_alltoall ep=8", "expert_alltoall ep=6 tokens=96",
+                            "expert_alltoall tp=2 ep=4 sp=on", "expert_alltoall tp=2 ep=2 cp=2"},
+                           {"route=random topk=4", "route=skewed", "route=one topk=3"}),
+                   {"dtype=f32 fill=normal", "dtype=f16 fill=normal", "strides=transposed seed=3",
+                    "tokens=192 hidden=65 out=33 fill=normal"})});
+}
+
+std::vector<Gemm> gemms(const Case& c, int rank) {
+  const int64_t own = c.at("experts") / members(c), first = member_of(c, rank) * own,
+                h = c.at("hidden"), o = c.at("out");
+  const auto rows = rows_of_experts(c, routing(c, c.seed()), group_of(c, rank));
+  std::vector<Gemm> list;
+  for (int64_t e = first; e < first + own; ++e) {
+    const std::string number = std::to_string(e);
+    const int64_t n = rows[size_t(e)];
+    list.push_back({"Z = X W^T of expert " + number, false, n, o, h});
+    list.push_back({"dW = G^T X of expert " + number, true, o, h, n});
+    list.push_back({"dX = G W of expert " + number, true, n, h, o});
+  }
+  return list;
+}
+
+Contract expert_alltoall() {
+  Contract c;
+  c.name = "expert_alltoall";
+  c.family = "expert";
+  c.summary = "tokens to the experts that they have chosen and back, two uneven all-to-alls";
+  c.linear = true;
+  c.keys = keys();
+  c.precondition = primitives::refused_experts;
+  c.operands = operands;
+  c.forward = forward;
+  c.backward = backward;
+  c.traffic = traffic;
+  // Sums of products of three factors; an expert gets a token once.
+  c.integer_range = [](const Case& line) {
+    const int64_t k = line.at("topk"), h = line.at("hidden"), o = line.at("out");
+    return linears::range_of_products(
+        line, std::max({k * h, k * o, h * o, line.at("tokens") * line.at("microbatches")}), 3);
+  };
+  c.cases = cases;
+  c.gemms = gemms;
+  c.illegal = {"expert_alltoall ep=2 experts=5",
+               "expert_alltoall ep=4 tokens=10",
+               "expert_alltoall ep=2 experts=4 topk=5",
+               "expert_alltoall tp=2 ep=2 experts=6",
+               "expert_alltoall tp=2 tokens=9",
+               "expert_alltoall ep=2 dp=2 tokens=6",
+               "expert_alltoall ep=2 pp=2"};
+  c.witnesses = {"expert_alltoall ep=2", "expert_alltoall ep=3", "expert_alltoall ep=4",
+                 "expert_alltoall ep=2 dp=2", "expert_alltoall tp=2 ep=2"};
+  return c;
+}
+
+}  // namespace
+
+void family_expert(Registry& r) {
+  r.add(expert_alltoall());
+  add_ours<primitives::ExpertAlltoall>(r, "expert_alltoall");
+}
+
+}  // namespace shardproof

@@ -1,0 +1,23 @@
+// How the contract of experts routes tokens, by itself: a kernel is handed the result.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "oracle/case.hpp"
+
+namespace shardproof::experts {
+
+// The experts that each token chooses, [T,k] by token: k different ones, whatever the rule.
+//   route=random  each choice uniform among those that are left, by (seed, token, choice)
+//   route=skewed  the same among the first k + (E - k) / 2: the others get no token
+//   route=even    choice j of token t is (t k + j) mod E
+//   route=one     choice j is j: k experts take all tokens
+std::vector<int64_t> routing(const Case&, uint64_t seed);
+
+// Rows of one expert group: a rank's own k T rows, and what the group sends to its experts.
+struct Load {
+  int64_t sent = 0, received = 0;
+};
+Load load_of(const Case&, const std::vector<int64_t>& routing, int world_rank);
+
+}  // namespace shardproof::experts

@@ -1,0 +1,304 @@
+// Experts that are cut over ranks: the reference on numbers that can be followed by hand, routings,
+// who sends how many rows to whom, refusals, bounds to first order.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "oracle/drawn.hpp"
+#include "oracle/drift_ranks.hpp"
+#include "oracle/registry.hpp"
+#include "oracle/run.hpp"
+#include "reference/expert.hpp"
+#include "suites/expert.hpp"
+
+namespace shardproof {
+
+void family_expert(Registry&);
+void controls_expert(Registry&);
+
+namespace {
+
+using reference::Values;
+using Numbers = std::vector<int64_t>;
+
+const Registry& families() {
+  static const Registry registry = [] {
+    Registry r;
+    family_expert(r);
+    controls_expert(r);
+    return r;
+  }();
+  return registry;
+}
+
+Case line_of(const std::string& words) { return parse("expert_alltoall " + words, families()); }
+const Contract& contract() { return families().contract("expert_alltoall"); }
+Numbers routing(const std::string& words, uint64_t seed = 1) {
+  return experts::routing(line_of(words), seed);
+}
+
+// ---- The reference
+
+// X = [1 2; 3 4], W_0 = [1 0], W_1 = [0 1], W_2 = [1 1]; nothing chooses W_3.
+const reference::ExpertShape two_tokens{2, 2, 4, 2, 1};
+const Values x{1, 2, 3, 4}, chosen{0, 2, 1, 0}, probs{2, 3, 5, 7}, w{1, 0, 0, 1, 1, 1, 9, 9};
+
+TEST(ReferenceExperts, WeighWhatTheChosenOnesGive) {
+  // 2 (1) + 3 (1 + 2); 5 (4) + 7 (3)
+  EXPECT_EQ(reference::experts(two_tokens, x, chosen, probs, w), (Values{11, 41}));
+}
+
+TEST(ReferenceExperts, GradientsGoBackToThem) {
+  const auto d = reference::experts_backward(two_tokens, x, chosen, probs, w, Values{1, 10});
+  EXPECT_EQ(d.x, (Values{5, 3, 70, 50}));      // 2 [1 0] + 3 [1 1]; 50 [0 1] + 70 [1 0]
+  EXPECT_EQ(d.probs, (Values{1, 3, 40, 30}));  // 1 (1), 1 (3); 10 (4), 10 (3)
+  // 2 [1 2] + 70 [3 4]; 50 [3 4]; 3 [1 2]; nothing
+  EXPECT_EQ(d.w, (Values{212, 284, 150, 200, 3, 6, 0, 0}));
+}
+
+TEST(ReferenceExperts, AnExpertThatIsNoneIsRefused) {
+  for (double none : {-1.0, 4.0})
+    EXPECT_THROW(reference::experts(two_tokens, x, Values{0, 1, 2, none}, probs, w),
+                 std::invalid_argument);
+}
+
+// ---- Routings
+
+TEST(Routing, EvenAndOneByHand) {
+  EXPECT_EQ(routing("ep=1 tokens=3 topk=2 experts=4 route=even"), (Numbers{0, 1, 2, 3, 0, 1}));
+  EXPECT_EQ(routing("ep=1 tokens=3 topk=2 experts=4 route=one"), (Numbers{0, 1, 0, 1, 0, 1}));
+}
+
+TEST(Routing, ATokenChoosesAnExpertOnce) {
+  for (const char* route : {"random", "even", "skewed", "one"})
+    for (int k : {1, 2, 5, 12}) {
+      const std::string words =
+          "ep=4 topk=" + std::to_string(k) + " route=" + std::string(route);  // 12 experts
+      const Numbers all = routing(words);
+      ASSERT_EQ(all.size(), size_t(48 * k));
+      for (size_t t = 0; t < 48; ++t) {
+        const std::set<int64_t> of_token(all.begin() + int64_t(t) * k,
+                                         all.begin() + int64_t(t + 1) * k);
+        EXPECT_EQ(of_token.size(), size_t(k)) << words;
+        EXPECT_GE(*of_token.begin(), 0);
+        EXPECT_LT(*of_token.rbegin(), 12);
+      }
+    }
+}
+
+// Of 12 experts and 3 choices: 3 + 9 / 2 = 7 are open.
+TEST(Routing, SkewedLeavesExpertsIdle) {
+  const Numbers all = routing("ep=4 topk=3 route=skewed");
+  EXPECT_EQ(std::set<int64_t>(all.begin(), all.end()), (std::set<int64_t>{0, 1, 2, 3, 4, 5, 6}));
+}
+
+TEST(Routing, RandomFollowsTheSeedAndReachesAll) {
+  EXPECT_EQ(routing("ep=4", 5), routing("ep=4", 5));
+  EXPECT_NE(routing("ep=4", 5), routing("ep=4", 6));
+  const Numbers all = routing("ep=4 tokens=480");
+  EXPECT_EQ(std::set<int64_t>(all.begin(), all.end()).size(), 12u);
+}
+
+// What ranks are handed and what the parent judges by.
+TEST(Routing, IsTheIndexOperandOfAFeed) {
+  const Case line = line_of("ep=2 dp=2");
+  const Operand chosen = contract().operands(line)[1];
+  ASSERT_EQ(chosen.name, "chosen");
+  EXPECT_EQ(chosen.role, Operand::index);
+  for (uint64_t seed : {1u, 9u}) {
+    Feed feed;
+    feed.seed = seed;
+    const Drawing drawing{line, chosen, false, feed, DType::i64, chosen.shape};
+    const Numbers due = experts::routing(line, seed);
+    EXPECT_EQ(drawn_whole(drawing), std::vector<double>(due.begin(), due.end()));
+    EXPECT_EQ(drawn_at(drawing, Numbers{95, 3}),
+              (std::vector<double>{double(due[95]), double(due[3])}));
+  }
+}
+
+TEST(Routing, OfADriftRunIsThatOfItsMicrobatch) {
+  const Case line = line_of("ep=2 microbatches=2 seed=7");
+  const Operand chosen = contract().operands(line)[1];
+  for (const auto& [step, microbatch, seed] : {std::tuple(0, 0, 7), {0, 1, 8}, {1, 1, 10}}) {
+    const Numbers due = experts::routing(line, uint64_t(seed));
+    EXPECT_EQ(drift::input_of(line, chosen, line.mesh(), step, microbatch).value,
+              std::vector<double>(due.begin(), due.end()));
+  }
+}
+
+// ---- Rows and calls
+
+TEST(Load, NothingIsLost) {
+  for (const char* words :
+       {"ep=2", "ep=3 route=skewed", "ep=4 topk=3", "ep=8 route=one", "ep=2 dp=2", "tp=2 ep=2 cp=2",
+        "tp=4 sp=on", "tp=2 ep=4 order=ep,tp seed=3"}) {
+    const Case line = line_of(words);
+    const Numbers all = experts::routing(line, line.seed());
+    int64_t sent = 0, received = 0;
+    for (int r = 0; r < line.world(); ++r) {
+      const experts::Load load = experts::load_of(line, all, r);
+      sent += load.sent, received += load.received;
+    }
+    EXPECT_EQ(sent, 48 * line.at("topk")) << words;
+    EXPECT_EQ(received, 48 * line.at("topk")) << words;
+  }
+}
+
+struct Due {
+  Op op;
+  const char* label;
+  bool backward;
+  int64_t count;
+  DType dtype = DType::f64;
+};
+void expect_due(const std::string& words, int rank, const std::vector<Due>& due) {
+  SCOPED_TRACE(words + " rank " + std::to_string(rank));
+  const auto met = contract().traffic(line_of(words), "", rank);
+  ASSERT_EQ(met.size(), due.size());
+  for (size_t i = 0; i < due.size(); ++i) {
+    EXPECT_EQ(met[i].op, due[i].op) << "call " << i;
+    EXPECT_EQ(met[i].label, due[i].label) << "call " << i;
+    EXPECT_EQ(met[i].backward, due[i].backward) << "call " << i;
+    EXPECT_EQ(met[i].count, due[i].count) << "call " << i;
+    EXPECT_EQ(met[i].dtype, due[i].dtype) << "call " << i;
+  }
+}
+
+// Rows of 10 go, rows of 7 come back; backward 7 go and 10 come back.
+TEST(Traffic, ByHand) {
+  const auto all_to_all = [](const char* label, bool backward, int64_t count) {
+    return Due{Op::all_to_all, label, backward, count};
+  };
+  const auto gather = [](const char* label, bool backward, int64_t count, DType type) {
+    return Due{Op::all_gather, label, backward, count, type};
+  };
+  // Tokens 0 and 2 choose experts 0 and 1, tokens 1 and 3 choose 2 and 3: 4 rows each.
+  for (int rank : {0, 1})
+    expect_due(
+        "ep=2 tokens=4 topk=2 experts=4 route=even", rank,
+        {gather("ep", false, 4, DType::i64), all_to_all("ep", false, 40),
+         all_to_all("ep", false, 28), all_to_all("ep", true, 28), all_to_all("ep", true, 40)});
+  // Expert 0 gets all four tokens, two of each rank.
+  const std::string one = "ep=2 tokens=4 topk=1 experts=4 route=one";
+  for (const auto& [rank, rows] : {std::pair(0, 4), {1, 0}})
+    expect_due(one, rank,
+               {gather("ep", false, 4, DType::i64), all_to_all("ep", false, 20),
+                all_to_all("ep", false, 7 * rows), all_to_all("ep", true, 14),
+                all_to_all("ep", true, 10 * rows)});
+  // Tokens on all ranks of tp: one of the four each; copies of experts over dp: 2 of [7,10].
+  const std::string four = "tp=2 ep=2 dp=2 tokens=8 topk=1 experts=8 route=one";
+  expect_due(four, 0,
+             {gather("tp,ep", false, 8, DType::i64), all_to_all("tp,ep", false, 10),
+              all_to_all("tp,ep", false, 28), gather("tp", false, 7, DType::f64),
+              all_to_all("tp,ep", true, 7), all_to_all("tp,ep", true, 40),
+              gather("tp", true, 10, DType::f64), gather("tp", true, 1, DType::f64),
+              Due{Op::all_reduce, "dp", true, 140}});
+  expect_due(four + " sp=on", 3,
+             {gather("tp,ep", false, 8, DType::i64), all_to_all("tp,ep", false, 10),
+              all_to_all("tp,ep", false, 0), all_to_all("tp,ep", true, 7),
+              all_to_all("tp,ep", true, 0), Due{Op::all_reduce, "dp", true, 140}});
+}
+
+struct Ran {
+  Judged judged;
+  std::string failed;
+  // Elements for (or from) each member in an all-to-all of a rank.
+  const LedgerEntry& exchange(int rank, size_t number) const {
+    static const LedgerEntry none;
+    for (const LedgerEntry& e : judged.evidence.record(rank, 0).ledger)
+      if (e.op == Op::all_to_all && number-- == 0) return e;
+    ADD_FAILURE() << "rank " << rank << " made fewer exchanges";
+    return none;
+  }
+};
+Ran run(const std::string& words) {
+  static Options options;
+  static Runner runner(options, families());
+  const Case line = line_of(words);
+  Ran ran{runner.run(line, {"forward", "gradient", "ledger", "memory"}, lane_of(line)), ""};
+  for (const CheckResult& c : ran.judged.result.checks)
+    if (c.verdict != Verdict::passed) ran.failed += c.check + " ";
+  return ran;
+}
+
+TEST(OnRanks, OneExpertTakesAllAndTheOthersTakePart) {
+  const Ran ran = run("ep=2 tokens=4 topk=1 experts=4 route=one");
+  EXPECT_EQ(ran.failed, "");
+  for (int rank : {0, 1}) {
+    const bool owns = rank == 0;
+    const int64_t all = owns ? 1 : 0;
+    EXPECT_EQ(ran.exchange(rank, 0).send, (Numbers{20, 0}));
+    EXPECT_EQ(ran.exchange(rank, 0).recv, (Numbers{20 * all, 20 * all}));
+    EXPECT_EQ(ran.exchange(rank, 1).send, (Numbers{14 * all, 14 * all}));
+    EXPECT_EQ(ran.exchange(rank, 1).recv, (Numbers{14, 0}));
+    EXPECT_EQ(ran.exchange(rank, 2).send, (Numbers{14, 0}));
+    EXPECT_EQ(ran.exchange(rank, 3).send, (Numbers{20 * all, 20 * all}));
+    EXPECT_EQ(ran.exchange(rank, 3).recv, (Numbers{20, 0}));
+  }
+}
+
+// What a member sends is what the other receives, and the way back swaps the two.
+TEST(OnRanks, SplitsAreColumnsOfOneTable) {
+  const Ran ran = run("ep=3 route=random topk=3");
+  EXPECT_EQ(ran.failed, "");
+  for (int a = 0; a < 3; ++a)
+    for (int b = 0; b < 3; ++b) {
+      const int64_t rows = ran.exchange(a, 0).send[size_t(b)] / 10;
+      EXPECT_EQ(ran.exchange(b, 0).recv[size_t(a)], 10 * rows);
+      EXPECT_EQ(ran.exchange(b, 1).send[size_t(a)], 7 * rows);
+      EXPECT_EQ(ran.exchange(a, 1).recv[size_t(b)], 7 * rows);
+      EXPECT_EQ(ran.exchange(a, 2).send[size_t(b)], 7 * rows);
+      EXPECT_EQ(ran.exchange(b, 3).send[size_t(a)], 10 * rows);
+    }
+}
+
+TEST(OnRanks, NoExpertOfARankIsChosen) {
+  EXPECT_EQ(run("ep=4 route=skewed").failed, "");
+  EXPECT_EQ(run("ep=4 route=one topk=1 dtype=f32 fill=normal").failed, "");
+}
+
+// ---- Refusals
+
+TEST(Refusals, NameWhatDoesNotFit) {
+  for (const std::string& text : contract().illegal) {
+    const Case line = parse(text, families());
+    EXPECT_TRUE(contract().precondition(line)) << text;
+  }
+  for (const auto& [words, says] : {std::pair("ep=2 experts=5", "experts divisible by ep*tp = 2"),
+                                    {"tp=2 ep=2 experts=6", "experts divisible by ep*tp = 4"},
+                                    {"ep=4 tokens=10", "tokens divisible by dp*cp*ep*tp = 4"},
+                                    {"ep=2 experts=4 topk=5", "topk of at most experts"},
+                                    {"ep=2 pp=2", "the axes tp, cp, ep and dp only"}}) {
+    const auto refused = contract().precondition(line_of(words));
+    ASSERT_TRUE(refused) << words;
+    EXPECT_NE(std::string(refused->what()).find(says), std::string::npos) << refused->what();
+  }
+  EXPECT_FALSE(contract().precondition(line_of("ep=2 experts=4 topk=4 tokens=2")));
+}
+
+// ---- Bounds
+
+// One product each: y = p w x is rounded before both exchanges (2^-8 in bf16) and in its two
+// products; the gradient of w is sent once, and summed over its rows.
+TEST(Bounds, ToFirstOrder) {
+  const Case line = line_of("ep=2 tokens=4 topk=1 experts=2 hidden=1 out=1 route=one dtype=bf16");
+  const Values ones{1, 1, 1, 1};
+  const std::vector<Whole> in{
+      {{4, 1}, ones}, {{4, 1}, Values(4)}, {{4, 1}, ones}, {{2, 1, 1}, Values{1, 1}}};
+  const double u = 0x1p-24, bf16 = 0x1p-8;
+  std::vector<Gauge> y, d;
+  contract().forward(line, in, &y);
+  for (double b : y[0].bound) EXPECT_NEAR(b * u, 2 * bf16 + 2 * u, bf16 * bf16 + 8 * u * bf16);
+  const std::vector<Whole> cot{{{4, 1}, ones}};
+  contract().backward(line, in, cot, &d);
+  EXPECT_NEAR(d[0].bound[0] * u, 2 * bf16 + 2 * u, bf16 * bf16 + 8 * u * bf16);
+  EXPECT_NEAR(d[2].bound[0] * u, bf16 + 2 * u, 8 * u * bf16);
+  EXPECT_NEAR(d[3].bound[0] * u, 4 * (bf16 + 4 * u), 32 * u * bf16);  // 4 rows of 1
+  EXPECT_EQ(d[3].bound[1], 0);                                        // and none
+}
+
+}  // namespace
+}  // namespace shardproof
