@@ -16,9 +16,11 @@ using Numbers = std::vector<int64_t>;
 
 int64_t sum_of(const Numbers& v) { return std::accumulate(v.begin(), v.end(), int64_t(0)); }
 
-Numbers inverse(const Numbers& order) {
-  Numbers places(order.size());
-  for (size_t i = 0; i < order.size(); ++i) places[size_t(order[i])] = int64_t(i);
+// places[order[i]] = i; -1 where nothing is.
+Numbers inverse(const Numbers& order, size_t size) {
+  Numbers places(size, -1);
+  for (size_t i = 0; i < order.size(); ++i)
+    if (order[i] >= 0) places[size_t(order[i])] = int64_t(i);
   return places;
 }
 
@@ -50,15 +52,22 @@ View rows_like(Rank& rank, int64_t rows, const View& like) {
   return rank.workspace(like.dtype, {rows, like.shape.back()});
 }
 
-void take_rows(const View& from, const View& index, const View& to) {
-  perform(TakeRows{tensor(from), tensor(index), tensor(to), from.shape.back()}, "rows by a list");
-}
-
 }  // namespace
 
 ExpertPlace ExpertAlltoall::place_of(int64_t expert, int64_t experts, int64_t members) const {
   const int64_t own = experts / members;
   return {expert / own, expert % own};
+}
+
+Numbers ExpertAlltoall::by_priority(int64_t slots, int64_t choices) const {
+  Numbers order;
+  for (int64_t j = 0; j < choices; ++j)
+    for (int64_t slot = j; slot < slots; slot += choices) order.push_back(slot);
+  return order;
+}
+
+void ExpertAlltoall::take_rows(const View& from, const View& index, const View& to) const {
+  perform(TakeRows{tensor(from), tensor(index), tensor(to), from.shape.back()}, "rows by a list");
 }
 
 Numbers ExpertAlltoall::order_of(const Numbers& counts, int64_t experts, int64_t me) const {
@@ -106,47 +115,68 @@ void ExpertAlltoall::prob_gradient(Rank& rank, const ExpertSaved& saved, const V
           "gradients of weights");
 }
 
+Numbers ExpertAlltoall::all_rows(Rank& rank, const ExpertLine& line, const Numbers& by_slot,
+                                 Dispatch& d) const {
+  Communicator& group = rank.along(line.axes);
+  Numbers mine(static_cast<size_t>(line.experts));
+  for (int64_t expert : by_slot) ++mine[size_t(expert)];
+  d.slots.resize(by_slot.size());
+  std::iota(d.slots.begin(), d.slots.end(), 0);
+  std::stable_sort(d.slots.begin(), d.slots.end(),
+                   [&](int64_t a, int64_t b) { return by_slot[size_t(a)] < by_slot[size_t(b)]; });
+  const Kept counted = uploaded(mine);
+  const View all = rank.workspace(DType::i64, {group.size(), line.experts});
+  all_gather(rank, group, view_of(counted.view().data, DType::i64, {1, line.experts}, all.space),
+             all, 0);
+  Numbers counts = downloaded(all);
+  require_counts(counts, mine, group.rank(), int64_t(by_slot.size()));
+  return counts;
+}
+
+Numbers ExpertAlltoall::rows_within_capacity(Rank& rank, const ExpertLine& line,
+                                             const Numbers& by_slot, Dispatch& d) const {
+  d.slots.assign(size_t(line.experts * line.capacity), -1);
+  Numbers taken(static_cast<size_t>(line.experts));
+  for (int64_t slot : by_priority(int64_t(by_slot.size()), line.choices)) {
+    const int64_t expert = by_slot[size_t(slot)], place = taken[size_t(expert)]++;
+    if (place < line.capacity) d.slots[size_t(expert * line.capacity + place)] = slot;
+  }
+  return Numbers(size_t(rank.along(line.axes).size() * line.experts), line.capacity);
+}
+
 void ExpertAlltoall::plan(Rank& rank, const ExpertLine& line, const View& chosen,
                           ExpertSaved& saved) const {
   Communicator& group = rank.along(line.axes);
   const int64_t members = group.size(), experts = line.experts, own = experts / members,
                 me = group.rank();
-  Numbers by_slot = downloaded(chosen), mine(static_cast<size_t>(experts));
+  Numbers by_slot = downloaded(chosen);
   for (int64_t& expert : by_slot) {
     if (expert < 0 || expert >= experts)
       throw std::invalid_argument("expected an expert from 0 to " + std::to_string(experts - 1) +
                                   ", met " + std::to_string(expert));
     const ExpertPlace place = place_of(expert, experts, members);
     expert = place.member * own + place.own;
-    ++mine[size_t(expert)];
   }
   Dispatch& d = saved.dispatch;
-  d.slots.resize(by_slot.size());
-  std::iota(d.slots.begin(), d.slots.end(), 0);
-  std::stable_sort(d.slots.begin(), d.slots.end(),
-                   [&](int64_t a, int64_t b) { return by_slot[size_t(a)] < by_slot[size_t(b)]; });
-  const Kept counted = uploaded(mine);
-  const View all = rank.workspace(DType::i64, {members, experts});
-  all_gather(rank, group, view_of(counted.view().data, DType::i64, {1, experts}, all.space), all,
-             0);
-  const Numbers counts = downloaded(all);
-  require_counts(counts, mine, me, int64_t(by_slot.size()));
+  const Numbers counts = line.capacity > 0 ? rows_within_capacity(rank, line, by_slot, d)
+                                           : all_rows(rank, line, by_slot, d);
+  const auto rows = [&](int64_t sender, int64_t first, int64_t n) {
+    const auto from = counts.begin() + sender * experts + first;
+    return sum_of({from, from + n});
+  };
   for (int64_t a = 0; a < members; ++a) {
-    const auto from_a = counts.begin() + a * experts + me * own;
-    const auto to_a = mine.begin() + a * own;
-    d.received.push_back(sum_of({from_a, from_a + own}));
-    d.sent.push_back(sum_of({to_a, to_a + own}));
+    d.received.push_back(rows(a, me * own, own));
+    d.sent.push_back(rows(me, a * own, own));
   }
   for (int64_t e = 0; e < own; ++e) {
     d.rows_of.push_back(0);
-    for (int64_t a = 0; a < members; ++a)
-      d.rows_of.back() += counts[size_t(a * experts + me * own + e)];
+    for (int64_t a = 0; a < members; ++a) d.rows_of.back() += rows(a, me * own + e, 1);
   }
   d.order = order_of(counts, experts, me);
   saved.slots = uploaded(d.slots);
-  saved.places = uploaded(inverse(d.slots));
+  saved.places = uploaded(inverse(d.slots, by_slot.size()));
   saved.order = uploaded(d.order);
-  saved.back = uploaded(inverse(d.order));
+  saved.back = uploaded(inverse(d.order, d.order.size()));
 }
 
 // ---- Tokens that all ranks of tp hold
@@ -204,7 +234,7 @@ std::unique_ptr<Saved> ExpertAlltoall::forward(Rank& rank, std::span<const View>
   const int64_t rows = int64_t(d.slots.size());
 
   Numbers tokens = d.slots;
-  for (int64_t& slot : tokens) slot /= line.choices;
+  for (int64_t& slot : tokens) slot = slot < 0 ? -1 : slot / line.choices;
   const Kept by_token = uploaded(tokens);
   const View leaving = rows_like(rank, rows, x);
   take_rows(x, by_token.view(), leaving);

@@ -1,5 +1,5 @@
 // A layer of experts that are cut over ranks: rows go to the experts that they have chosen and come
-// back by all-to-alls of uneven blocks. No row is dropped, and none is padded.
+// back by all-to-alls.
 //
 //   x [T,h], chosen and probs [T,k] of the own tokens; w [E/p,o,h]; y_t = sum_j probs_tj W_e x_t
 //
@@ -10,6 +10,11 @@
 //             expert; rows of Z [R,o] back; y_t weighs and adds the k rows of its token
 //   backward  rows probs dy [kT,o] to the owners; dW_e = G_e^T X_e, D = G_e W_e; rows of D [R,h]
 //             back; dx_t adds the k rows of its token, dprobs = <dy, z>
+//
+// capacity=0: blocks are uneven, no row is dropped and none is padded. capacity=C: an expert takes
+// the first C rows of each rank, all first choices before all second ones, and zeros where these
+// are fewer; the blocks are equal, nobody counts, and a choice beyond C adds nothing and has
+// gradient 0.
 //
 // sp=off, tp > 1: tokens are the same on the ranks of tp, of which each dispatches its share; y and
 // the gradients of x and probs are gathered over tp. Experts are copied over cp and dp: dW is
@@ -27,7 +32,7 @@ std::optional<Rejected> refused_experts(const Case&);
 
 struct ExpertLine {
   std::vector<Axis> axes;  // of the expert group
-  int64_t experts, choices;
+  int64_t experts, choices, capacity;
   bool replicated;  // tokens, over tp
   explicit ExpertLine(const Case&);
 };
@@ -38,7 +43,7 @@ struct ExpertPlace {
 
 // Who sends how many rows to whom, and in which order. Slot t k + j is choice j of own token t.
 struct Dispatch {
-  std::vector<int64_t> slots;           // of the rows that leave, by member and own expert
+  std::vector<int64_t> slots;           // of the rows that leave, by expert; -1: a row of zeros
   std::vector<int64_t> sent, received;  // rows for and from each member
   std::vector<int64_t> order;           // of arriving rows, by own expert and member
   std::vector<int64_t> rows_of;         // each own expert's
@@ -48,8 +53,9 @@ struct Dispatch {
 struct ExpertSaved : Saved {
   View probs, w;  // probs of the tokens that this rank dispatches
   Dispatch dispatch;
-  Kept slots, places, order, back;  // places: of each slot among the rows; back: inverse of order
-  Kept rows, results;               // X by expert [R,h]; Z as it came back [kT,o]
+  // places: of each slot among the rows, -1 where it is dropped; back: inverse of order
+  Kept slots, places, order, back;
+  Kept rows, results;  // X by expert [R,h]; Z as it came back [kT,o]
 };
 
 class ExpertAlltoall : public Kernel {
@@ -61,6 +67,12 @@ class ExpertAlltoall : public Kernel {
 
  protected:
   virtual ExpertPlace place_of(int64_t expert, int64_t experts, int64_t members) const;
+  // Slots in the order in which an expert takes them, where it does not take all.
+  virtual std::vector<int64_t> by_priority(int64_t slots, int64_t choices) const;
+  virtual std::vector<int64_t> rows_within_capacity(Rank&, const ExpertLine&,
+                                                    const std::vector<int64_t>& by_slot,
+                                                    Dispatch&) const;
+  virtual void take_rows(const View& from, const View& index, const View& to) const;
   // counts [p,E]: rows that each member sends to each expert, experts by member and own number.
   virtual std::vector<int64_t> order_of(const std::vector<int64_t>& counts, int64_t experts,
                                         int64_t me) const;
@@ -77,6 +89,9 @@ class ExpertAlltoall : public Kernel {
 
  private:
   void plan(Rank&, const ExpertLine&, const View& chosen, ExpertSaved&) const;
+  // The rows of a rank, by expert; and the counts of all members.
+  std::vector<int64_t> all_rows(Rank&, const ExpertLine&, const std::vector<int64_t>& by_slot,
+                                Dispatch&) const;
   View own_tokens(Parallel&, const ExpertLine&, const View& all) const;
   View own_result(Parallel&, const ExpertLine&, const View& all) const;
   void gather_tokens(Parallel&, const ExpertLine&, const View& own, const View& all) const;

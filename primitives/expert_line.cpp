@@ -7,6 +7,7 @@ namespace shardproof::primitives {
 ExpertLine::ExpertLine(const Case& line)
     : experts(line.at("experts")),
       choices(line.at("topk")),
+      capacity(line.at("capacity")),
       replicated(line.ranks(Axis::tp) > 1 && !line.on("sp")) {
   for (Axis axis : {Axis::tp, Axis::ep})
     if (line.ranks(axis) > 1) axes.push_back(axis);
@@ -22,7 +23,11 @@ std::optional<Rejected> refused_experts(const Case& line) {
                        undivided(line, "tokens", ranks, "dp*cp*ep*tp"),
                        when(line.at("topk") > line.at("experts"), "topk of at most experts",
                             said(line, "topk") + " " + said(line, "experts"),
-                            "a token chooses an expert once: take fewer choices"));
+                            "a token chooses an expert once: take fewer choices"),
+                       when(line.at("capacity") > line.at("tokens") / ranks,
+                            "capacity of at most the tokens that a rank dispatches, " +
+                                std::to_string(line.at("tokens") / ranks),
+                            said(line, "capacity"), "no expert is sent more rows by a rank"));
 }
 
 }  // namespace shardproof::primitives

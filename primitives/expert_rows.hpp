@@ -4,6 +4,8 @@
 //   to_i = w_{slot_i} from_{token of slot_i}    cotangents of rows that were weighed
 //   y_t  = sum over j of w_tj rows_{place_tj}   k rows a token, in the order of its choices
 //   dw_s = <g_{token of s}, rows_{place_s}>     slot s = t k + j
+//
+// A negative index is no row: what is taken from there is zero, and adds nothing.
 #pragma once
 #include "primitives/element.hpp"
 
@@ -19,7 +21,11 @@ struct TakeRows {
   }
   SHARDPROOF_HD int64_t count() const { return to.elements; }
   SHARDPROOF_HD void at(int64_t i) const {
-    to.copy_from(i, from, index.integer(i / columns) * columns + i % columns);
+    const int64_t row = index.integer(i / columns);
+    if (row < 0)
+      to.store(i, 0.0);
+    else
+      to.copy_from(i, from, row * columns + i % columns);
   }
 };
 
@@ -36,7 +42,10 @@ struct WeighedRows {
   template <class A>
   SHARDPROOF_HD void in(int64_t i) const {
     const int64_t slot = slots.integer(i / columns);
-    to.store(i, A(weights.load<A>(slot) * from.load<A>(slot / choices * columns + i % columns)));
+    A row = 0;
+    if (slot >= 0)
+      row = weights.load<A>(slot) * from.load<A>(slot / choices * columns + i % columns);
+    to.store(i, row);
   }
   SHARDPROOF_HD void at(int64_t i) const { wide ? in<double>(i) : in<float>(i); }
 };
@@ -57,7 +66,9 @@ struct RowsOfToken {
     const int64_t first = i / columns * choices, column = i % columns;
     A sum = 0;
     for (int64_t slot = first; slot < first + choices; ++slot) {
-      const A row = rows.load<A>(places.integer(slot) * columns + column);
+      const int64_t place = places.integer(slot);
+      if (place < 0) continue;
+      const A row = rows.load<A>(place * columns + column);
       sum += weights.there() ? A(weights.load<A>(slot) * row) : row;
     }
     to.store(i, sum);
@@ -79,7 +90,7 @@ struct ProbGradient {
   SHARDPROOF_HD void row(int64_t slot, const Team& team) const {
     const int64_t token = slot / choices * columns, place = places.integer(slot) * columns;
     A sum = 0;
-    for (int64_t j = team.first(); j < columns; j += team.step())
+    for (int64_t j = team.first(); place >= 0 && j < columns; j += team.step())
       sum += g.load<A>(token + j) * rows_of_slots.load<A>(place + j);
     sum = team.sum(sum);
     if (team.leads()) to.store(slot, sum);

@@ -59,22 +59,43 @@ int64_t group_of(const Case& c, int rank) {
          mesh.coordinate(rank, Axis::cp);
 }
 
+// Tokens that a rank dispatches.
+int64_t own_tokens(const Case& c) { return c.at("tokens") / groups(c) / members(c); }
+
 // Rows that each expert gets from a group.
 std::vector<int64_t> rows_of_experts(const Case& c, const std::vector<int64_t>& routing,
                                      int64_t group) {
   const auto slots = size_t(int64_t(routing.size()) / groups(c));
+  const std::vector<bool> takes = kept(c, routing);
   std::vector<int64_t> rows(static_cast<size_t>(c.at("experts")));
-  for (size_t i = 0; i < slots; ++i) ++rows[size_t(routing[size_t(group) * slots + i])];
+  for (size_t i = size_t(group) * slots; i < size_t(group + 1) * slots; ++i)
+    if (takes[i]) ++rows[size_t(routing[i])];
   return rows;
 }
 
 }  // namespace
 
+std::vector<bool> kept(const Case& c, const std::vector<int64_t>& routing) {
+  const int64_t k = c.at("topk"), capacity = c.at("capacity"), own = own_tokens(c);
+  std::vector<bool> takes(routing.size(), capacity == 0);
+  if (capacity == 0) return takes;
+  for (int64_t first = 0; first < c.at("tokens"); first += own) {
+    std::vector<int64_t> rows(static_cast<size_t>(c.at("experts")));
+    for (int64_t j = 0; j < k; ++j)
+      for (int64_t t = first; t < first + own; ++t) {
+        const auto slot = size_t(t * k + j);
+        takes[slot] = rows[size_t(routing[slot])]++ < capacity;
+      }
+  }
+  return takes;
+}
+
 Load load_of(const Case& c, const std::vector<int64_t>& routing, int world_rank) {
+  if (const int64_t rows = c.at("experts") * c.at("capacity"); rows > 0) return {rows, rows};
   const auto rows = rows_of_experts(c, routing, group_of(c, world_rank));
   const int64_t own = c.at("experts") / members(c), first = member_of(c, world_rank) * own;
   Load load;
-  load.sent = c.at("tokens") * c.at("topk") / groups(c) / members(c);
+  load.sent = own_tokens(c) * c.at("topk");
   for (int64_t e = first; e < first + own; ++e) load.received += rows[size_t(e)];
   return load;
 }
@@ -156,11 +177,24 @@ Gauge gauge_of(const Relative& r, Values magnitude) {
   return g;
 }
 
+// A choice that is dropped has weight 0, and no gradient.
+void drop(const Case& c, const Whole& chosen, Values& of_choices) {
+  const auto takes = kept(c, {chosen.value.begin(), chosen.value.end()});
+  for (size_t i = 0; i < of_choices.size(); ++i)
+    if (!takes[i]) of_choices[i] = 0;
+}
+Values weights_of(const Case& c, std::span<const Whole> in) {
+  Values w = in[2].value;
+  drop(c, in[1], w);
+  return w;
+}
+
 // Rows that are results are rounded before they travel: those of Z, and, where a kernel weighs rows
 // before the experts and not behind them, those that leave.
 std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const Values weights = weights_of(c, in);
   const auto of = [&](auto size) {
-    return reference::experts(shape_of(c), size(in[0].value), in[1].value, size(in[2].value),
+    return reference::experts(shape_of(c), size(in[0].value), in[1].value, size(weights),
                               size(in[3].value));
   };
   if (gauges)
@@ -171,9 +205,12 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
                             std::vector<Gauge>* gauges) {
+  const Values weights = weights_of(c, in);
   const auto of = [&](auto size) {
-    return reference::experts_backward(shape_of(c), size(in[0].value), in[1].value,
-                                       size(in[2].value), size(in[3].value), size(cot[0].value));
+    auto d = reference::experts_backward(shape_of(c), size(in[0].value), in[1].value, size(weights),
+                                         size(in[3].value), size(cot[0].value));
+    drop(c, in[1], d.probs);
+    return d;
   };
   auto d = of([](const Values& v) { return v; });
   if (gauges) {
@@ -206,13 +243,13 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 
 std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
   const Load load = load_of(c, routing(c, c.seed()), rank);
-  const int64_t h = c.at("hidden"), o = c.at("out"), own = c.at("tokens") / groups(c) / members(c);
+  const int64_t h = c.at("hidden"), o = c.at("out"), own = own_tokens(c);
   const std::string group = c.ranks(Axis::tp) == 1 ? "ep" : c.ranks(Axis::ep) == 1 ? "tp" : "tp,ep";
   std::vector<Traffic> due;
   const auto call = [&](Op op, const std::string& label, bool backward, int64_t count, DType type) {
     due.push_back({op, Reduce::none, label, backward, count, type});
   };
-  call(Op::all_gather, group, false, c.at("experts"), DType::i64);
+  if (c.at("capacity") == 0) call(Op::all_gather, group, false, c.at("experts"), DType::i64);
   call(Op::all_to_all, group, false, load.sent * h, c.dtype());
   call(Op::all_to_all, group, false, load.received * o, c.dtype());
   if (replicated_tokens(c)) call(Op::all_gather, "tp", false, own * o, c.dtype());
@@ -244,15 +281,18 @@ std::vector<Key> keys() {
           count,
           topk,
           route,
+          extent("capacity", "0", 0,
+                 "rows that an expert takes of each rank, the rest is dropped; 0: all"),
           replicated::sp_key(),
           linears::microbatches_key()};
 }
 
 std::vector<std::string> cases(const std::string& tier) {
-  const auto smoke = crossed(
-      {"expert_alltoall"},
-      {"ep=2", "ep=4", "ep=4 route=skewed topk=3", "ep=2 route=one topk=1", "ep=2 dp=2",
-       "tp=2 ep=2", "tp=2 ep=2 sp=on", "ep=2 microbatches=2", "ep=4 dtype=bf16 fill=normal"});
+  const auto smoke =
+      crossed({"expert_alltoall"},
+              {"ep=2", "ep=4", "ep=4 route=skewed topk=3", "ep=2 route=one topk=1", "ep=2 dp=2",
+               "tp=2 ep=2", "tp=2 ep=2 sp=on", "ep=2 microbatches=2", "ep=4 dtype=bf16 fill=normal",
+               "ep=2 capacity=5", "ep=4 capacity=2 route=skewed"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"expert_alltoall", "expert_alltoall ep=2",
                                        "expert_alltoall ep=3", "expert_alltoall ep=4",
@@ -264,7 +304,10 @@ std::vector<std::string> cases(const std::string& tier) {
                 crossed({"expert_alltoall tp=2 ep=2 dp=2", "expert_alltoall tp=4 sp=on",
                          "expert_alltoall tp=2 ep=4 order=ep,tp", "expert_alltoall cp=2 ep=2 dp=2",
                          "expert_alltoall tp=4 ep=2 sp=on", "expert_alltoall tp=3"},
-                        {"", "route=skewed", "dtype=f32 fill=normal", "dtype=bf16 fill=normal"}),
+                        {"", "route=skewed", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
+                         "capacity=1 topk=3"}),
+                crossed(ranks, {"capacity=2", "capacity=3 route=one topk=3 dtype=f32 fill=normal",
+                                "capacity=6 route=even strides=transposed"}),
                 crossed({"expert_alltoall ep=4"},
                         {"dtype=f16 fill=normal", "dtype=bf16 topk=1", "strides=expanded",
                          "strides=expanded_inputs", "experts=4", "experts=4 topk=4", "seed=2",
@@ -275,7 +318,7 @@ std::vector<std::string> cases(const std::string& tier) {
                  "expert_alltoall ep=4 topk=12 route=random"}});
   if (tier != "nightly") return ci;
   return together(
-      {ci, crossed(crossed({"expert_alltoall ep=8", "expert_alltoall ep=6 tokens=96",
+      {ci, crossed(crossed({"expert_alltoall ep=8", "expert_alltoall ep=6",
                             "expert_alltoall tp=2 ep=4 sp=on", "expert_alltoall tp=2 ep=2 cp=2"},
                            {"route=random topk=4", "route=skewed", "route=one topk=3"}),
                    {"dtype=f32 fill=normal", "dtype=f16 fill=normal", "strides=transposed seed=3",
@@ -289,7 +332,7 @@ std::vector<Gemm> gemms(const Case& c, int rank) {
   std::vector<Gemm> list;
   for (int64_t e = first; e < first + own; ++e) {
     const std::string number = std::to_string(e);
-    const int64_t n = rows[size_t(e)];
+    const int64_t padded = c.at("capacity") * members(c), n = padded ? padded : rows[size_t(e)];
     list.push_back({"Z = X W^T of expert " + number, false, n, o, h});
     list.push_back({"dW = G^T X of expert " + number, true, o, h, n});
     list.push_back({"dX = G W of expert " + number, true, n, h, o});
@@ -301,7 +344,7 @@ Contract expert_alltoall() {
   Contract c;
   c.name = "expert_alltoall";
   c.family = "expert";
-  c.summary = "tokens to the experts that they have chosen and back, two uneven all-to-alls";
+  c.summary = "tokens to the experts that they have chosen and back, by two all-to-alls";
   c.linear = true;
   c.keys = keys();
   c.precondition = primitives::refused_experts;
@@ -323,9 +366,11 @@ Contract expert_alltoall() {
                "expert_alltoall tp=2 ep=2 experts=6",
                "expert_alltoall tp=2 tokens=9",
                "expert_alltoall ep=2 dp=2 tokens=6",
-               "expert_alltoall ep=2 pp=2"};
-  c.witnesses = {"expert_alltoall ep=2", "expert_alltoall ep=3", "expert_alltoall ep=4",
-                 "expert_alltoall ep=2 dp=2", "expert_alltoall tp=2 ep=2"};
+               "expert_alltoall ep=2 pp=2",
+               "expert_alltoall ep=4 capacity=13"};
+  c.witnesses = {"expert_alltoall ep=2",      "expert_alltoall ep=3",
+                 "expert_alltoall ep=4",      "expert_alltoall ep=2 dp=2",
+                 "expert_alltoall tp=2 ep=2", "expert_alltoall ep=4 capacity=2"};
   return c;
 }
 

@@ -14,7 +14,12 @@ namespace shardproof::experts {
 //   route=one     choice j is j: k experts take all tokens
 std::vector<int64_t> routing(const Case&, uint64_t seed);
 
-// Rows of one expert group: a rank's own k T rows, and what the group sends to its experts.
+// Of each choice [T,k], whether its expert takes it: with capacity=C the first C that each rank
+// sends it, all first choices of the rank's tokens before all second ones; else all.
+std::vector<bool> kept(const Case&, const std::vector<int64_t>& routing);
+
+// Rows of one expert group: what a rank sends, and what the group sends to its experts. With
+// a capacity these are blocks of that many rows, filled up with zeros.
 struct Load {
   int64_t sent = 0, received = 0;
 };

@@ -1,6 +1,7 @@
 // Broken twins of experts that are cut over ranks. The comment above a twin names the mistake.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "oracle/registry.hpp"
 #include "primitives/controls/sums.hpp"
@@ -14,6 +15,15 @@ using namespace controls;
 using namespace primitives;
 
 // ---- Weights
+
+// Calls each(row that leaves, its slot, the member that it goes to): rows of zeros have no slot.
+template <class Each>
+void each_row(const Dispatch& d, const Each& each) {
+  size_t row = 0;
+  for (size_t member = 0; member < d.sent.size(); ++member)
+    for (int64_t n = 0; n < d.sent[member]; ++n, ++row)
+      if (d.slots[row] >= 0) each(row, size_t(d.slots[row]), int64_t(member));
+}
 
 // Other weights of the slots than the line's.
 struct OtherWeights : ExpertAlltoall {
@@ -32,8 +42,8 @@ struct WeightsUnsorted final : OtherWeights {
   std::vector<double> changed(Rank&, const ExpertSaved& saved,
                               const std::vector<double>& given) const override {
     std::vector<double> w(given.size());
-    const auto& slots = saved.dispatch.slots;
-    for (size_t row = 0; row < slots.size(); ++row) w[size_t(slots[row])] = given[row];
+    each_row(saved.dispatch,
+             [&](size_t row, size_t slot, int64_t) { w[slot] = given[row % given.size()]; });
     return w;
   }
 };
@@ -51,34 +61,24 @@ struct OnceToEachRank final : OtherWeights {
   std::vector<double> changed(Rank& rank, const ExpertSaved& saved,
                               const std::vector<double>& given) const override {
     std::vector<double> w = given;
-    const int64_t choices = ExpertLine(rank.line()).choices;
-    std::vector<int64_t> last(given.size() / size_t(choices), -1);  // member, by token
-    size_t row = 0;
-    for (size_t member = 0; member < saved.dispatch.sent.size(); ++member)
-      for (int64_t n = 0; n < saved.dispatch.sent[member]; ++n) {
-        const auto slot = size_t(saved.dispatch.slots[row++]);
-        int64_t& of_token = last[slot / size_t(choices)];
-        if (of_token == int64_t(member)) w[slot] = 0;
-        of_token = int64_t(member);
-      }
+    const auto choices = size_t(ExpertLine(rank.line()).choices);
+    std::vector<int64_t> last(given.size() / choices, -1);  // member, by token
+    each_row(saved.dispatch, [&](size_t, size_t slot, int64_t member) {
+      if (std::exchange(last[slot / choices], member) == member) w[slot] = 0;
+    });
     return w;
   }
 };
 
-// An expert takes its share of the rows, as if all were equally many, and drops the others.
-struct BeyondCapacityDropped final : OtherWeights {
-  std::vector<double> changed(Rank& rank, const ExpertSaved& saved,
+// A rank takes its share of the rows, as if all were equally many, and drops the others.
+struct BeyondShareDropped final : OtherWeights {
+  std::vector<double> changed(Rank&, const ExpertSaved& saved,
                               const std::vector<double>& given) const override {
     std::vector<double> w = given;
-    const ExpertLine line(rank.line());
-    const int64_t members = int64_t(saved.dispatch.sent.size()),
-                  capacity = (int64_t(given.size()) + line.experts - 1) / line.experts;
-    size_t row = 0;
-    for (int64_t member = 0; member < members; ++member) {
-      const int64_t open = capacity * line.experts / members;
-      for (int64_t n = 0; n < saved.dispatch.sent[size_t(member)]; ++n, ++row)
-        if (n >= open) w[size_t(saved.dispatch.slots[row])] = 0;
-    }
+    std::vector<size_t> taken(saved.dispatch.sent.size());
+    each_row(saved.dispatch, [&](size_t, size_t slot, int64_t member) {
+      if (taken[size_t(member)]++ >= given.size() / taken.size()) w[slot] = 0;
+    });
     return w;
   }
 };
@@ -88,10 +88,9 @@ struct GlobalNumberAsOwn final : OtherWeights {
   std::vector<double> changed(Rank&, const ExpertSaved& saved,
                               const std::vector<double>& given) const override {
     std::vector<double> w(given.size());
-    for (int64_t row = 0; row < saved.dispatch.sent[0]; ++row) {
-      const auto slot = size_t(saved.dispatch.slots[size_t(row)]);
-      w[slot] = given[slot];
-    }
+    each_row(saved.dispatch, [&](size_t, size_t slot, int64_t member) {
+      if (member == 0) w[slot] = given[slot];
+    });
     return w;
   }
 };
@@ -152,6 +151,54 @@ struct OrderOfLastForward final : ExpertAlltoall {
   bool backwards_ = false;
 };
 
+// ---- Capacity
+
+// Tokens are served in their order, each with all its choices.
+struct CapacityByToken final : ExpertAlltoall {
+  std::vector<int64_t> by_priority(int64_t slots, int64_t) const override {
+    std::vector<int64_t> order(static_cast<size_t>(slots));
+    std::iota(order.begin(), order.end(), 0);
+    return order;
+  }
+};
+
+// Second choices are counted from the first place on, and take those of first choices.
+struct ChoicesCountedApart final : ExpertAlltoall {
+  std::vector<int64_t> rows_within_capacity(Rank& rank, const ExpertLine& line,
+                                            const std::vector<int64_t>& by_slot,
+                                            Dispatch& d) const override {
+    auto counts = ExpertAlltoall::rows_within_capacity(rank, line, by_slot, d);
+    std::fill(d.slots.begin(), d.slots.end(), -1);
+    std::vector<int64_t> taken(size_t(line.experts * line.choices));
+    for (int64_t slot : by_priority(int64_t(by_slot.size()), line.choices)) {
+      const int64_t expert = by_slot[size_t(slot)],
+                    place = taken[size_t(expert * line.choices + slot % line.choices)]++;
+      if (place < line.capacity) d.slots[size_t(expert * line.capacity + place)] = slot;
+    }
+    return counts;
+  }
+};
+
+// The mark of a dropped choice is read as a place: the first row.
+struct DroppedReadsFirstRow final : ExpertAlltoall {
+  View places_of(const ExpertSaved& saved) const override {
+    auto places = downloaded(saved.places.view());
+    for (int64_t& place : places) place = std::max<int64_t>(place, 0);
+    read_ = uploaded(places);
+    return read_.view();
+  }
+  mutable Kept read_;
+};
+
+// Rows that no token fills are left as the memory was, since nobody reads their results.
+struct PaddingUnwritten final : ExpertAlltoall {
+  void take_rows(const View& from, const View& index, const View& to) const override {
+    const auto rows = downloaded(index);
+    for (size_t i = 0; i < rows.size(); ++i)
+      if (rows[i] >= 0) convert(from.narrow(0, rows[i], 1), to.narrow(0, int64_t(i), 1));
+  }
+};
+
 // ---- Who takes part
 
 // Tokens are the same on all ranks of tp, and each of them dispatches all.
@@ -194,8 +241,8 @@ const Row rows[] = {
     {contract, "expert_once_to_each_rank", twin<OnceToEachRank>, "forward,gradient", "ledger",
      "choices of one token that share a rank taken for one", "ep=2",
      "topk >= 2, two experts a rank"},
-    {contract, "expert_capacity_drops", twin<BeyondCapacityDropped>, "forward,gradient", "ledger",
-     "deepspeedai/DeepSpeed 1395, vllm-project/vllm-ascend 14926", "ep=4 route=skewed",
+    {contract, "expert_rows_beyond_share_dropped", twin<BeyondShareDropped>, "forward,gradient",
+     "ledger", "deepspeedai/DeepSpeed 1395, vllm-project/vllm-ascend 14926", "ep=4 route=skewed",
      "more rows to an expert than the mean"},
     {contract, "expert_global_number_as_own", twin<GlobalNumberAsOwn>, "forward,gradient", "ledger",
      "vllm-project/vllm-gaudi 1796", "ep=4", "a rank beyond the first"},
@@ -215,13 +262,24 @@ const Row rows[] = {
      "forward,gradient,ledger", "a dispatcher that keeps its maps in the object", "ep=4",
      "two forwards in flight"},
 
+    {contract, "expert_capacity_by_token", twin<CapacityByToken>, "forward,gradient",
+     "adjoint,ledger", "tokens served one by one where all first choices come first",
+     "ep=4 capacity=2", "choices that are dropped"},
+    {contract, "expert_choices_counted_apart", twin<ChoicesCountedApart>, "forward,gradient",
+     "adjoint,ledger", "lucidrains/st-moe-pytorch 13", "ep=4 capacity=2",
+     "an expert that is a first and a second choice"},
+    {contract, "expert_dropped_reads_first_row", twin<DroppedReadsFirstRow>, "forward,gradient",
+     "ledger", "NVIDIA/TransformerEngine 2908", "ep=4 capacity=2", "choices that are dropped"},
+    {contract, "expert_padding_unwritten", twin<PaddingUnwritten>, "gradient", "forward,ledger",
+     "NVIDIA/TransformerEngine 3116, huggingface/transformers 48205", "ep=4 capacity=2",
+     "experts that are sent fewer rows than they take"},
+
     {contract, "expert_tokens_of_each_tp_rank", twin<DispatchedByEachOfTp>, "gradient,ledger",
      "forward", "deepspeedai/DeepSpeed 2074", "tp=2 ep=2", "tp >= 2, sp=off; ratio tp"},
     {contract, "expert_share_by_expert_rank", twin<ShareByExpertRank>, "forward,gradient", "",
      "pytorch/torchtitan 2842", "tp=2 ep=2", "tp and ep, sp=off"},
     {contract, "expert_idle_gradient_unwritten", twin<IdleGradientUnwritten>, "gradient",
-     "forward,ledger", "deepspeedai/DeepSpeed 5066", "ep=4 route=skewed",
-     "an expert without tokens"},
+     "forward,ledger", "meta-pytorch/MSLK 158", "ep=4 route=skewed", "an expert without tokens"},
     {contract, "expert_idle_rank_leaves", twin<IdleRankLeaves>, "lockstep", "",
      "PaddlePaddle/PaddleFormers 3010, NVIDIA/Megatron-LM 3626", "ep=4 route=skewed",
      "a rank without tokens"},

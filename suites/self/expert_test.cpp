@@ -11,6 +11,8 @@
 #include "oracle/drift_ranks.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
+#include "primitives/expert_rows.hpp"
+#include "primitives/work.hpp"
 #include "reference/expert.hpp"
 #include "suites/expert.hpp"
 
@@ -129,6 +131,86 @@ TEST(Routing, OfADriftRunIsThatOfItsMicrobatch) {
   }
 }
 
+// ---- Capacity
+
+std::vector<bool> kept(const std::string& words) {
+  const Case line = line_of(words);
+  return experts::kept(line, experts::routing(line, line.seed()));
+}
+
+// Tokens choose (0,1), (2,0), (1,2): their first choices fill every expert.
+TEST(Capacity, FirstChoicesComeBeforeSecondOnes) {
+  const std::string words = "tokens=3 topk=2 experts=3 route=even";
+  EXPECT_EQ(kept(words + " capacity=1"),
+            (std::vector<bool>{true, false, true, false, true, false}));
+  EXPECT_EQ(kept(words + " capacity=2"), std::vector<bool>(6, true));
+  EXPECT_EQ(kept(words), std::vector<bool>(6, true));
+}
+
+// Everybody chooses experts 0 and 1; each rank may send two rows to either.
+TEST(Capacity, IsThatOfEachRank) {
+  const std::vector<bool> one{true, true, true, true, false, false};
+  std::vector<bool> both = one;
+  both.insert(both.end(), one.begin(), one.end());
+  EXPECT_EQ(kept("ep=2 tokens=6 topk=2 experts=4 route=one capacity=2"), both);
+  EXPECT_EQ(kept("ep=2 tokens=6 topk=2 experts=4 route=one capacity=3"),
+            std::vector<bool>(12, true));
+}
+
+TEST(Capacity, DroppedChoicesGiveNothingAndGetNoGradient) {
+  const Case line = line_of("tokens=2 topk=2 experts=3 hidden=2 out=1 route=one capacity=1");
+  // Token 1 is dropped by both of its experts: y_0 = 2 (1) + 3 (2), y_1 = 0.
+  const std::vector<Whole> in{{{2, 2}, x},
+                              {{2, 2}, Values{0, 1, 0, 1}},
+                              {{2, 2}, probs},
+                              {{3, 1, 2}, Values{1, 0, 0, 1, 1, 1}}};
+  EXPECT_EQ(contract().forward(line, in, nullptr)[0].value, (Values{8, 0}));
+  const std::vector<Whole> cot{{{2, 1}, Values{1, 10}}};
+  const auto d = contract().backward(line, in, cot, nullptr);
+  EXPECT_EQ(d[0].value, (Values{2, 3, 0, 0}));
+  EXPECT_EQ(d[2].value, (Values{1, 2, 0, 0}));
+  EXPECT_EQ(d[3].value, (Values{2, 4, 3, 6, 0, 0}));
+}
+
+// ---- Bodies, on strided memory
+
+TEST(Bodies, ANegativeIndexIsNoRow) {
+  using namespace primitives;
+  Buffer above(DType::f32, {4, 2}, Strides::transposed), taken(DType::f32, {3, 2}),
+      index(DType::i64, {3}, Strides::transposed);
+  fill_from(above.view(), Values{900, 900, 1, 2, 3, 4, 5, 6});
+  const View rows = above.view().narrow(0, 1, 3);  // row -1 holds what nobody must read
+  fill_from(index.view(), Values{2, -1, 0});
+  perform(TakeRows{tensor(rows), tensor(index.view()), tensor(taken.view()), 2}, "rows");
+  EXPECT_EQ(to_doubles(taken.view()), (Values{5, 6, 0, 0, 1, 2}));
+
+  // Two tokens of two choices: rows 1 and none; 0 and 2.
+  Buffer places(DType::i64, {2, 2}), weights(DType::f32, {2, 2}), y(DType::f32, {2, 2});
+  fill_from(places.view(), Values{1, -1, 0, 2});
+  fill_from(weights.view(), Values{10, 100, 2, 3});
+  perform(RowsOfToken{tensor(rows), tensor(places.view()), tensor(weights.view()), tensor(y.view()),
+                      2, 2, false},
+          "sums");
+  EXPECT_EQ(to_doubles(y.view()), (Values{30, 40, 17, 22}));
+  perform(RowsOfToken{tensor(rows), tensor(places.view()), {}, tensor(y.view()), 2, 2, true},
+          "sums");
+  EXPECT_EQ(to_doubles(y.view()), (Values{3, 4, 6, 8}));
+
+  Buffer of_weights(DType::f32, {2, 2});  // [1 0] and [0 1] against the rows
+  fill_from(y.view(), Values{1, 0, 0, 1});
+  perform(ProbGradient{tensor(y.view()), tensor(rows), tensor(places.view()),
+                       tensor(of_weights.view()), 2, 2, false},
+          "gradients");
+  EXPECT_EQ(to_doubles(of_weights.view()), (Values{3, 0, 2, 6}));
+
+  // Rows of slots 3, none, 0: 3 y_1, 10 y_0.
+  fill_from(index.view(), Values{3, -1, 0});
+  perform(WeighedRows{tensor(y.view()), tensor(weights.view()), tensor(index.view()),
+                      tensor(taken.view()), 2, 2, false},
+          "weighed");
+  EXPECT_EQ(to_doubles(taken.view()), (Values{0, 3, 0, 0, 10, 0}));
+}
+
 // ---- Rows and calls
 
 TEST(Load, NothingIsLost) {
@@ -202,6 +284,15 @@ TEST(Traffic, ByHand) {
               all_to_all("tp,ep", true, 0), Due{Op::all_reduce, "dp", true, 140}});
 }
 
+// Blocks of two rows for each of four experts, whoever chooses whom.
+TEST(Traffic, OfACapacityIsEqualBlocksAndNoCounts) {
+  for (const char* route : {"one", "even", "random"})
+    for (int rank : {0, 1})
+      expect_due(std::string("ep=2 tokens=4 topk=2 experts=4 capacity=2 route=") + route, rank,
+                 {Due{Op::all_to_all, "ep", false, 80}, Due{Op::all_to_all, "ep", false, 56},
+                  Due{Op::all_to_all, "ep", true, 56}, Due{Op::all_to_all, "ep", true, 80}});
+}
+
 struct Ran {
   Judged judged;
   std::string failed;
@@ -255,6 +346,13 @@ TEST(OnRanks, SplitsAreColumnsOfOneTable) {
     }
 }
 
+TEST(OnRanks, ACapacityCutsBothWays) {
+  const Ran ran = run("ep=2 tokens=8 topk=2 experts=4 route=one capacity=3");
+  EXPECT_EQ(ran.failed, "");
+  for (int rank : {0, 1})
+    for (size_t call : {0, 3}) EXPECT_EQ(ran.exchange(rank, call).send, (Numbers{60, 60}));
+}
+
 TEST(OnRanks, NoExpertOfARankIsChosen) {
   EXPECT_EQ(run("ep=4 route=skewed").failed, "");
   EXPECT_EQ(run("ep=4 route=one topk=1 dtype=f32 fill=normal").failed, "");
@@ -267,11 +365,13 @@ TEST(Refusals, NameWhatDoesNotFit) {
     const Case line = parse(text, families());
     EXPECT_TRUE(contract().precondition(line)) << text;
   }
-  for (const auto& [words, says] : {std::pair("ep=2 experts=5", "experts divisible by ep*tp = 2"),
-                                    {"tp=2 ep=2 experts=6", "experts divisible by ep*tp = 4"},
-                                    {"ep=4 tokens=10", "tokens divisible by dp*cp*ep*tp = 4"},
-                                    {"ep=2 experts=4 topk=5", "topk of at most experts"},
-                                    {"ep=2 pp=2", "the axes tp, cp, ep and dp only"}}) {
+  for (const auto& [words, says] :
+       {std::pair("ep=2 experts=5", "experts divisible by ep*tp = 2"),
+        {"tp=2 ep=2 experts=6", "experts divisible by ep*tp = 4"},
+        {"ep=4 tokens=10", "tokens divisible by dp*cp*ep*tp = 4"},
+        {"ep=2 experts=4 topk=5", "topk of at most experts"},
+        {"ep=4 capacity=13", "capacity of at most the tokens that a rank dispatches, 12"},
+        {"ep=2 pp=2", "the axes tp, cp, ep and dp only"}}) {
     const auto refused = contract().precondition(line_of(words));
     ASSERT_TRUE(refused) << words;
     EXPECT_NE(std::string(refused->what()).find(says), std::string::npos) << refused->what();
