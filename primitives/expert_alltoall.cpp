@@ -115,6 +115,15 @@ void ExpertAlltoall::prob_gradient(Rank& rank, const ExpertSaved& saved, const V
           "gradients of weights");
 }
 
+Numbers ExpertAlltoall::all_counts(Rank& rank, Communicator& group, const Numbers& mine) const {
+  const int64_t experts = int64_t(mine.size());
+  const Kept counted = uploaded(mine);
+  const View all = rank.workspace(DType::i64, {group.size(), experts});
+  all_gather(rank, group, view_of(counted.view().data, DType::i64, {1, experts}, all.space), all,
+             0);
+  return downloaded(all);
+}
+
 Numbers ExpertAlltoall::all_rows(Rank& rank, const ExpertLine& line, const Numbers& by_slot,
                                  Dispatch& d) const {
   Communicator& group = rank.along(line.axes);
@@ -124,11 +133,7 @@ Numbers ExpertAlltoall::all_rows(Rank& rank, const ExpertLine& line, const Numbe
   std::iota(d.slots.begin(), d.slots.end(), 0);
   std::stable_sort(d.slots.begin(), d.slots.end(),
                    [&](int64_t a, int64_t b) { return by_slot[size_t(a)] < by_slot[size_t(b)]; });
-  const Kept counted = uploaded(mine);
-  const View all = rank.workspace(DType::i64, {group.size(), line.experts});
-  all_gather(rank, group, view_of(counted.view().data, DType::i64, {1, line.experts}, all.space),
-             all, 0);
-  Numbers counts = downloaded(all);
+  Numbers counts = all_counts(rank, group, mine);
   require_counts(counts, mine, group.rank(), int64_t(by_slot.size()));
   return counts;
 }

@@ -72,8 +72,10 @@ class ExpertAlltoall : public Kernel {
   virtual std::vector<int64_t> rows_within_capacity(Rank&, const ExpertLine&,
                                                     const std::vector<int64_t>& by_slot,
                                                     Dispatch&) const;
-  virtual void take_rows(const View& from, const View& index, const View& to) const;
   // counts [p,E]: rows that each member sends to each expert, experts by member and own number.
+  virtual std::vector<int64_t> all_counts(Rank&, Communicator&,
+                                          const std::vector<int64_t>& mine) const;
+  virtual void take_rows(const View& from, const View& index, const View& to) const;
   virtual std::vector<int64_t> order_of(const std::vector<int64_t>& counts, int64_t experts,
                                         int64_t me) const;
   virtual bool cuts_tokens(const ExpertLine&) const;      // that all ranks of tp hold

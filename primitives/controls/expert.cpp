@@ -151,6 +151,16 @@ struct OrderOfLastForward final : ExpertAlltoall {
   bool backwards_ = false;
 };
 
+// Counts are asked for once and kept: right while nothing changes them.
+struct CountsAskedOnce final : ExpertAlltoall {
+  std::vector<int64_t> all_counts(Rank& rank, Communicator& group,
+                                  const std::vector<int64_t>& mine) const override {
+    if (kept_.empty()) kept_ = ExpertAlltoall::all_counts(rank, group, mine);
+    return kept_;
+  }
+  mutable std::vector<int64_t> kept_;
+};
+
 // ---- Capacity
 
 // Tokens are served in their order, each with all its choices.
@@ -262,6 +272,9 @@ const Row rows[] = {
      "forward,gradient,ledger", "a dispatcher that keeps its maps in the object", "ep=4",
      "two forwards in flight"},
 
+    {contract, "expert_counts_asked_once", twin<CountsAskedOnce>, "accumulate",
+     "forward,gradient,adjoint,ledger", "counts of a batch kept for the next", "ep=4 route=even",
+     "two forwards; equal counts leave the values right"},
     {contract, "expert_capacity_by_token", twin<CapacityByToken>, "forward,gradient",
      "adjoint,ledger", "tokens served one by one where all first choices come first",
      "ep=4 capacity=2", "choices that are dropped"},
