@@ -731,6 +731,16 @@ TEST(ArrivalOrder, replicas_agree_and_runs_do_not) {
   expect_active(play("arrival_order@forward.tp.1", {.shots = 3}), false);
 }
 
+// 2^53, 1 and 1.5: 2^53 + 4 where the 1 comes last, else 2^53 + 2.
+TEST(ArrivalOrder, of_a_later_run_rounds_otherwise_where_one_does) {
+  const auto value = [](int rank, int64_t) { return rank == 0 ? 0x1p53 : rank == 1 ? 1 : 1.5; };
+  const auto sum = [&](int shots) {
+    return play("arrival_order@forward.tp.1", {.value = value, .shots = shots})[0].faulty[0];
+  };
+  EXPECT_EQ(sum(1), 0x1p53 + 2);
+  for (int shots = 2; shots < 14; ++shots) EXPECT_EQ(sum(shots), 0x1p53 + 4) << shots;
+}
+
 // ---- sites
 
 TEST(Site, is_named_by_phase_axis_and_number) {
