@@ -23,6 +23,27 @@ void each_choice(const ExpertShape& s, In chosen, Visit visit) {
 
 }  // namespace
 
+Values choices_of_experts(const BalanceShape& s, In chosen) {
+  Values n(size_t(s.experts));
+  each_choice({s.tokens, s.choices, s.experts, 0, 0}, chosen,
+              [&](int64_t, size_t slot, int64_t) { ++n[size_t(chosen[slot])]; });
+  return n;
+}
+
+double balance(const BalanceShape& s, In probs, In chosen) {
+  const Values n = choices_of_experts(s, chosen);
+  double loss = 0;
+  for (size_t i = 0; i < probs.size(); ++i) loss += n[i % n.size()] * probs[i];
+  return loss;
+}
+
+Values balance_backward(const BalanceShape& s, In chosen, double g) {
+  const Values n = choices_of_experts(s, chosen);
+  Values d(size_t(s.tokens * s.experts));
+  for (size_t i = 0; i < d.size(); ++i) d[i] = g * n[i % n.size()];
+  return d;
+}
+
 Values experts(const ExpertShape& s, In x, In chosen, In probs, In w) {
   Values y(size_t(s.tokens * s.out));
   each_choice(s, chosen, [&](int64_t t, size_t slot, int64_t first) {

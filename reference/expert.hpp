@@ -23,4 +23,14 @@ struct ExpertGradients {
 // g is the cotangent of Y, [T,o].
 ExpertGradients experts_backward(const ExpertShape&, In x, In chosen, In probs, In w, In g);
 
+// Load balance of a router, the caller's factor left out: probs [T,E], chosen [T,k],
+//   loss = sum over e of n_e S_e, n_e choices of e by all tokens, S_e the sum of their probs of e
+struct BalanceShape {
+  int64_t tokens = 0, choices = 1, experts = 1;
+};
+Values choices_of_experts(const BalanceShape&, In chosen);  // n [E]
+double balance(const BalanceShape&, In probs, In chosen);
+// g is the cotangent of the loss; the counts have no gradient.
+Values balance_backward(const BalanceShape&, In chosen, double g);
+
 }  // namespace shardproof::reference

@@ -42,6 +42,29 @@ std::vector<int64_t> routing(const Case& c, uint64_t seed) {
   return chosen;
 }
 
+Key topk_key() {
+  Key topk = linears::extent("topk", "2", 1, "experts that a token chooses, all different");
+  topk.high = 64;
+  return topk;
+}
+
+Key route_key() {
+  Key route{"route", "random",
+            "who chooses whom: random; even; skewed: some experts idle; one: all choose the same"};
+  route.choices = {"random", "even", "skewed", "one"};
+  return route;
+}
+
+Operand chosen_operand(const Case& c, const Layout& tokens) {
+  Operand chosen{"chosen", Operand::index, {c.at("tokens"), c.at("topk")}, tokens, false};
+  chosen.dtype_override = DType::i64, chosen.fixed_dtype = true;
+  chosen.made = [c](uint64_t seed) {
+    const auto all = routing(c, seed);
+    return std::vector<double>(all.begin(), all.end());
+  };
+  return chosen;
+}
+
 namespace {
 
 // The place of a rank in its expert group, whose first axis is tp.
@@ -124,16 +147,10 @@ Layout tokens_on(const Case& c) {
 
 std::vector<Operand> operands(const Case& c) {
   const int64_t T = c.at("tokens"), k = c.at("topk");
-  Operand chosen{"chosen", Operand::index, {T, k}, tokens_on(c), false};
-  chosen.dtype_override = DType::i64, chosen.fixed_dtype = true;
-  chosen.made = [c](uint64_t seed) {
-    const auto all = routing(c, seed);
-    return std::vector<double>(all.begin(), all.end());
-  };
   const Layout owners{{Axis::dp, I()}, {Axis::cp, I()}, {Axis::ep, S(0)}, {Axis::tp, S(0)}};
   return {
       {"x", Operand::input, {T, c.at("hidden")}, tokens_on(c)},
-      chosen,
+      chosen_operand(c, tokens_on(c)),
       {"probs", Operand::input, {T, k}, tokens_on(c)},
       {"w", Operand::parameter, {c.at("experts"), c.at("out"), c.at("hidden")}, owners, true, 1},
       {"y", Operand::output, {T, c.at("out")}, tokens_on(c), true, 0}};
@@ -270,17 +287,12 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
 std::vector<Key> keys() {
   Key count = extent("experts", "", 1, "experts; left out: three for each rank of ep and tp");
   count.derive = [](const Case& c) { return std::to_string(3 * members(c)); };
-  Key route{"route", "random",
-            "who chooses whom: random; even; skewed: some experts idle; one: all choose the same"};
-  route.choices = {"random", "even", "skewed", "one"};
-  Key topk = extent("topk", "2", 1, "experts that a token chooses, all different");
-  topk.high = 64;
   return {extent("tokens", "48", 1, "rows of x"),
           extent("hidden", "10", 1, "columns of x"),
           extent("out", "7", 1, "columns of y"),
           count,
-          topk,
-          route,
+          topk_key(),
+          route_key(),
           extent("capacity", "0", 0,
                  "rows that an expert takes of each rank, the rest is dropped; 0: all"),
           replicated::sp_key(),

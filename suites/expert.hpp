@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "oracle/case.hpp"
+#include "oracle/contract.hpp"
 
 namespace shardproof::experts {
 
@@ -13,6 +13,10 @@ namespace shardproof::experts {
 //   route=even    choice j of token t is (t k + j) mod E
 //   route=one     choice j is j: k experts take all tokens
 std::vector<int64_t> routing(const Case&, uint64_t seed);
+
+Key topk_key();
+Key route_key();
+Operand chosen_operand(const Case&, const Layout& tokens);
 
 // Of each choice [T,k], whether its expert takes it: with capacity=C the first C that each rank
 // sends it, all first choices of the rank's tokens before all second ones; else all.

@@ -7,6 +7,7 @@
 #include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
 #include "primitives/expert_alltoall.hpp"
+#include "primitives/expert_balance.hpp"
 
 namespace shardproof {
 namespace {
@@ -241,7 +242,65 @@ struct SummedOverExperts final : ExpertAlltoall {
   }
 };
 
+// ---- Load balance
+
+// Each rank multiplies its own counts with its own sums, and the products are added up, p times as
+// much as if they were means.
+struct ProductsOfRanks final : ExpertBalance {
+  void sum_counts(Rank& rank, Communicator& group, const View& own,
+                  const View& all) const override {
+    const View unused = rank.workspace(own.dtype, own.shape);
+    all_reduce(rank, group, own, unused);
+    scale(own, all, group.size());
+  }
+};
+
+// Every rank reports its own part.
+struct LossOfOwnTokens final : ExpertBalance {
+  void sum_loss(Rank& rank, Communicator& group, const View& own, const View& all) const override {
+    const View unused = rank.workspace(own.dtype, own.shape);
+    all_reduce(rank, group, own, unused);
+    convert(own, all);
+  }
+};
+
+// Of the choices of a token the first is counted alone.
+struct FirstChoicesCounted final : ExpertBalance {
+  std::vector<int64_t> own_counts(const std::vector<int64_t>& chosen, int64_t experts,
+                                  int64_t choices) const override {
+    std::vector<int64_t> first;
+    for (size_t slot = 0; slot < chosen.size(); slot += size_t(choices))
+      first.push_back(chosen[slot]);
+    return ExpertBalance::own_counts(first, experts, 1);
+  }
+};
+
+// Ranks of tp that hold the same tokens are counted like others.
+struct CopiesCounted final : ExpertBalance {
+  std::vector<Axis> summed_over(const Case& line) const override {
+    std::vector<Axis> axes = ExpertBalance::summed_over(line);
+    if (line.ranks(Axis::tp) > 1 && !line.on("sp")) axes.insert(axes.begin(), Axis::tp);
+    return axes;
+  }
+};
+
+// The counts are averaged, as a metric would be.
+struct CountsAveraged final : ExpertBalance {
+  void sum_counts(Rank& rank, Communicator& group, const View& own,
+                  const View& all) const override {
+    all_reduce(rank, group, own, all, Reduce::avg);
+  }
+};
+
+// The loss is taken from a detached copy.
+struct BalanceDetached final : ExpertBalance {
+  void backward(Rank&, Saved&, std::span<const View>, std::span<const View> gradients) override {
+    set_zero(gradients[0]);
+  }
+};
+
 const char* const contract = "expert_alltoall";
+const char* const balance = "expert_balance";
 
 const Row rows[] = {
     {contract, "expert_weights_unsorted", twin<WeightsUnsorted>, "forward,gradient", "ledger",
@@ -305,6 +364,21 @@ const Row rows[] = {
      "ep=2 dp=2", "dp >= 2; ratio 1/dp"},
     {contract, "expert_gradient_not_summed_over_cp", twin<NotSummedOverCp<ExpertAlltoall>>,
      "gradient,replica", "forward", "Megatron CP groups", "cp=2 ep=2", "cp >= 2"},
+
+    {balance, "balance_of_own_products", twin<ProductsOfRanks>, "forward,gradient", "ledger",
+     "means of a layer's load taken rank by rank", "ep=4 route=skewed", "ranks of other loads"},
+    {balance, "balance_of_own_tokens", twin<LossOfOwnTokens>, "forward,replica", "gradient,ledger",
+     "an auxiliary loss logged by one rank", "ep=4", "p >= 2"},
+    {balance, "balance_of_first_choices", twin<FirstChoicesCounted>, "forward,gradient",
+     "adjoint,ledger", "deepspeedai/DeepSpeed 5156, huggingface/transformers 28255", "ep=2",
+     "topk >= 2"},
+    {balance, "balance_counts_copies", twin<CopiesCounted>, "forward,gradient,ledger", "replica",
+     "tokens of all tensor-parallel ranks counted", "tp=2 ep=2",
+     "tp >= 2, sp=off; ratio tp of the gradient"},
+    {balance, "balance_counts_averaged", twin<CountsAveraged>, "forward,gradient,ledger", "replica",
+     "a count reduced as a metric", "ep=4", "p >= 2; ratio 1/p"},
+    {balance, "balance_detached", twin<BalanceDetached>, "gradient,adjoint", "forward,ledger",
+     "jingyaogong/minimind 140", "ep=2", "any line"},
 };
 
 }  // namespace

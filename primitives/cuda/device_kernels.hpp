@@ -8,6 +8,7 @@
 #include "primitives/block.hpp"
 #include "primitives/cuda/twins.hpp"
 #include "primitives/expert_alltoall.hpp"
+#include "primitives/expert_balance.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
@@ -103,6 +104,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
     DeviceKernel{"expert_alltoall", ours<primitives::ExpertAlltoall>},
+    DeviceKernel{"expert_balance", ours<primitives::ExpertBalance>},
     DeviceKernel{"mapping_copy", made<mapping_copy>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},

@@ -19,6 +19,7 @@
 namespace shardproof {
 
 void family_expert(Registry&);
+void family_expert_balance(Registry&);
 void controls_expert(Registry&);
 
 namespace {
@@ -30,6 +31,7 @@ const Registry& families() {
   static const Registry registry = [] {
     Registry r;
     family_expert(r);
+    family_expert_balance(r);
     controls_expert(r);
     return r;
   }();
@@ -65,6 +67,24 @@ TEST(ReferenceExperts, AnExpertThatIsNoneIsRefused) {
   for (double none : {-1.0, 4.0})
     EXPECT_THROW(reference::experts(two_tokens, x, Values{0, 1, 2, none}, probs, w),
                  std::invalid_argument);
+}
+
+// Experts 0 and 2 are chosen by token 0, 2 and 1 by token 1: n = (1, 1, 2).
+TEST(ReferenceBalance, CountsTimesSums) {
+  const reference::BalanceShape shape{2, 2, 3};
+  const Values p{1, 2, 3, 4, 5, 6}, of{0, 2, 2, 1};
+  EXPECT_EQ(reference::choices_of_experts(shape, of), (Values{1, 1, 2}));
+  EXPECT_EQ(reference::balance(shape, p, of), 5 + 7 + 2 * 9);
+  EXPECT_EQ(reference::balance_backward(shape, of, 3), (Values{3, 3, 6, 3, 3, 6}));
+}
+
+// Token 0 chooses expert 0, token 1 expert 1, with probs (3, 1) and (1, 3) of them: each rank by
+// itself finds 3 and 3, which add up to 6; all together 1 (4) + 1 (4).
+TEST(ReferenceBalance, ProductsOfRanksAreNoParts) {
+  const reference::BalanceShape one{1, 1, 2}, both{2, 1, 2};
+  EXPECT_EQ(reference::balance(one, Values{3, 1}, Values{0}), 3);
+  EXPECT_EQ(reference::balance(one, Values{1, 3}, Values{1}), 3);
+  EXPECT_EQ(reference::balance(both, Values{3, 1, 1, 3}, Values{0, 1}), 8);
 }
 
 // ---- Routings
@@ -293,6 +313,27 @@ TEST(Traffic, OfACapacityIsEqualBlocksAndNoCounts) {
                   Due{Op::all_to_all, "ep", true, 56}, Due{Op::all_to_all, "ep", true, 80}});
 }
 
+// Counts, then the loss, over the axes that cut the tokens.
+TEST(Traffic, OfABalance) {
+  for (const auto& [words, label] : {std::pair("ep=2 dtype=f32", "ep"),
+                                     {"tp=2 ep=2 dtype=bf16", "ep"},
+                                     {"tp=2 cp=2 dp=2 sp=on dtype=f16", "tp,cp,dp"}}) {
+    const Case line = parse("expert_balance " + std::string(words), families());
+    const auto due = families().contract("expert_balance").traffic(line, "", 0);
+    ASSERT_EQ(due.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(due[i].op, Op::all_reduce);
+      EXPECT_EQ(due[i].reduce, Reduce::sum);
+      EXPECT_EQ(due[i].label, label);
+      EXPECT_EQ(due[i].count, i == 0 ? 6 : 1);
+      EXPECT_EQ(due[i].dtype, DType::f32);
+      EXPECT_FALSE(due[i].backward);
+    }
+  }
+  const Case alone = parse("expert_balance tp=2", families());
+  EXPECT_TRUE(families().contract("expert_balance").traffic(alone, "", 0).empty());
+}
+
 struct Ran {
   Judged judged;
   std::string failed;
@@ -361,9 +402,11 @@ TEST(OnRanks, NoExpertOfARankIsChosen) {
 // ---- Refusals
 
 TEST(Refusals, NameWhatDoesNotFit) {
-  for (const std::string& text : contract().illegal) {
-    const Case line = parse(text, families());
-    EXPECT_TRUE(contract().precondition(line)) << text;
+  for (const char* name : {"expert_alltoall", "expert_balance"}) {
+    const Contract& c = families().contract(name);
+    EXPECT_GE(c.illegal.size(), 5u);
+    for (const std::string& text : c.illegal)
+      EXPECT_TRUE(c.precondition(parse(text, families()))) << text;
   }
   for (const auto& [words, says] :
        {std::pair("ep=2 experts=5", "experts divisible by ep*tp = 2"),
