@@ -7,8 +7,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
-#include "fixtures/fills.hpp"
+#include "fixtures/random.hpp"
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/expert_alltoall.hpp"
@@ -22,24 +23,44 @@
 namespace shardproof {
 namespace experts {
 
-std::vector<int64_t> routing(const Case& c, uint64_t seed) {
-  const int64_t tokens = c.at("tokens"), k = c.at("topk"), all = c.at("experts");
-  const std::string& route = c.text("route");
-  const int64_t open = route == "skewed" ? k + (all - k) / 2 : all;
+namespace {
+
+struct Rule {
+  int64_t tokens, choices, experts;
+  std::string route;
+  uint64_t seed;
+  bool operator==(const Rule&) const = default;
+};
+
+std::vector<int64_t> made_by(const Rule& r) {
+  const bool even = r.route == "even", draws = r.route == "random" || r.route == "skewed";
+  const int64_t k = r.choices, open = r.route == "skewed" ? k + (r.experts - k) / 2 : r.experts;
+  const Stream123 stream(r.seed, "routing");
   std::vector<int64_t> chosen, left(static_cast<size_t>(open));
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (int64_t t = 0; t < r.tokens; ++t) {
     std::iota(left.begin(), left.end(), 0);
     for (int64_t j = 0; j < k; ++j) {
-      if (route == "even" || route == "one" || j >= open) {  // the last: a line that is refused
-        chosen.push_back((route == "even" ? t * k + j : j) % all);
+      if (!draws || j >= open) {  // the latter on a line that is refused
+        chosen.push_back((even ? t * k + j : j) % r.experts);
         continue;
       }
-      const auto at = size_t(draw_index(seed, "routing", open - j, t * k + j));
+      const auto at = size_t(stream.below(uint64_t(t * k + j), open - j));
       chosen.push_back(left[at]);
       std::swap(left[at], left[size_t(open - j - 1)]);
     }
   }
   return chosen;
+}
+
+}  // namespace
+
+// Traffic asks for the same one rank by rank: the last is kept.
+std::vector<int64_t> routing(const Case& c, uint64_t seed) {
+  thread_local Rule rule{};
+  thread_local std::vector<int64_t> last;
+  const Rule due{c.at("tokens"), c.at("topk"), c.at("experts"), c.text("route"), seed};
+  if (!(rule == due)) last = made_by(due), rule = due;
+  return last;
 }
 
 Key topk_key() {
