@@ -38,6 +38,9 @@ const Names ffn_names{
 const Names vocab_names{"vocab", {"vocab_size"}, 1 << 26};
 const Names layers_names{"layers", {"num_hidden_layers", "n_layer", "n_layers"}, 1 << 14};
 const Names positions_names{"positions", {"max_position_embeddings", "n_positions"}, 1 << 30};
+const Names experts_names{
+    "experts", {"num_local_experts", "num_experts", "n_routed_experts"}, 1 << 16};
+const Names topk_names{"topk", {"num_experts_per_tok", "num_experts_per_token"}, 64};
 const std::vector<std::string> activation_keys{"hidden_activation", "hidden_act",
                                                "activation_function", "activation"};
 
@@ -177,9 +180,22 @@ void read_biases(const Reader& in, Model& m) {
   m.mlp_bias = in.flag("mlp_bias").value_or(everywhere);
 }
 
+// A file of a dense model may say 0.
+void read_experts(const Reader& in, Model& m) {
+  for (const std::string& key : experts_names.keys)
+    if (const JsonValue* v = in.given(key); v && v->kind == JsonValue::integer && v->whole == 0)
+      return;
+  m.experts = in.integer(experts_names).value_or(0);
+  if (m.experts == 0) return;
+  m.topk = in.integer(topk_names).value_or(std::min<int64_t>(2, m.experts));
+  if (m.topk > m.experts)
+    in.refuse("a token to choose at most all experts",
+              fmt::format("topk={} and experts={}", m.topk, m.experts));
+}
+
 void read_notes(const Reader& in, Model& m) {
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"})
-    if (in.given(key)) m.notes.push_back("one MLP stands for the experts");
+  if (m.experts > 0)
+    m.notes.push_back("one MLP stands for what an expert computes; tokens travel to linear ones");
   if (in.given("kv_lora_rank"))
     m.notes.push_back("plain key and value heads stand for the latent ones");
 }
@@ -228,6 +244,7 @@ Model model_from(const JsonValue& file, const std::string& source) {
   read_activation(in, m);
   m.norm = in.given("rms_norm_eps") ? "rms" : "layer";
   read_biases(in, m);
+  read_experts(in, m);
   read_notes(in, m);
   check_ratios(in, m);
   return m;
@@ -312,6 +329,12 @@ SmallModel scaled_down(const Model& m, const ParallelLayout& layout) {
   // One multiple of 4 tp in place of 128 tp, and not the vocabulary's hundreds of times hidden.
   s.vocab = next_multiple(std::min(m.vocab * s.hidden / m.hidden, 6 * s.hidden) + 1, 4 * tp);
   s.tokens = small_tokens(s);
+  if (m.experts > 0 && m.experts % tp == 0) {
+    s.experts = tp * std::min<int64_t>(3, m.experts / tp);
+    // Where experts are left out, a token does not choose all that there are.
+    s.topk =
+        std::min(m.topk, s.experts < m.experts ? std::max<int64_t>(1, s.experts - 1) : s.experts);
+  }
   s.activation = m.activation, s.norm = m.norm;
   s.qkv_bias = m.qkv_bias, s.out_bias = m.out_bias, s.mlp_bias = m.mlp_bias;
   return s;
@@ -364,8 +387,8 @@ std::string attention_by_both(const SmallModel& s) {
   return cut && kv_heads_of_rank(s) % 2 == 0 ? attention(s) + " inner=2" : "";
 }
 
-// Weights are drawn with variance 1, so that q and k have that of hidden: this scale gives scores of
-// order one, as trained weights do. Larger ones leave the bound of a half type open.
+// Weights are drawn with variance 1, so that q and k have that of hidden: this scale gives scores
+// of order one, as trained weights do. Larger ones leave the bound of a half type open.
 std::string attention_with_linears(const SmallModel& s) {
   return fmt::format("{} hidden={} bias={} scale={:.2g}", heads_of_tokens(s), s.hidden,
                      switched(s.qkv_bias), 1 / (double(s.hidden) * std::sqrt(double(s.head_dim))));
@@ -404,6 +427,24 @@ const std::vector<Part>& parts() {
        [](const SmallModel& s) {
          return fmt::format("tokens={} hidden={} ffn={} activation={} bias={}", s.tokens, s.hidden,
                             s.ffn, s.activation, switched(s.mlp_bias));
+       }},
+      {"replicated_router", "router",
+       [](const SmallModel& s) {
+         return s.experts == 0 ? ""
+                               : fmt::format("tokens={} hidden={} experts={} bias=off", s.tokens,
+                                             s.hidden, s.experts);
+       }},
+      {"expert_alltoall", "experts",
+       [](const SmallModel& s) {
+         return s.experts == 0 ? ""
+                               : fmt::format("tokens={} hidden={} out={} experts={} topk={}",
+                                             s.tokens, s.hidden, s.ffn, s.experts, s.topk);
+       }},
+      {"expert_balance", "load balance",
+       [](const SmallModel& s) {
+         return s.experts == 0
+                    ? ""
+                    : fmt::format("tokens={} experts={} topk={}", s.tokens, s.experts, s.topk);
        }},
       {"linear_column", "output layer",
        [](const SmallModel& s) {
@@ -483,6 +524,7 @@ std::string model_text(const Model& m) {
       fmt::format("{}{}: hidden {}, heads {} of {}, kv_heads {}, ffn {} {}, vocab {}", m.source,
                   m.type.empty() ? "" : " (" + m.type + ")", m.hidden, m.heads, m.head_dim,
                   m.kv_heads, m.ffn, m.activation, m.vocab);
+  text += m.experts > 0 ? fmt::format(", {} experts, {} of a token", m.experts, m.topk) : "";
   text += m.layers > 0 ? fmt::format(", {} layers", m.layers) : "";
   text = telling::row("model", text);
   for (const std::string& note : m.notes) text += telling::row("note", note);

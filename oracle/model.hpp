@@ -18,6 +18,7 @@ struct Model {
   std::string source, type;  // the file; model_type, "" where it says none
   int64_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   int64_t layers = 0, positions = 0;  // 0: the file does not say
+  int64_t experts = 0, topk = 0;      // of an MLP; a token's; 0: there are none
   std::string activation;             // as the key of the same name: gelu gelu_tanh silu swiglu
   std::string norm;                   // layer, rms
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
@@ -41,11 +42,12 @@ void check_layout(const Model&, const ParallelLayout&);
 // it.
 int64_t padded_vocab(int64_t vocab, int tp);
 
-// The structure in small. Exact: heads / kv_heads, kv heads of a rank up to two, and ffn / hidden
-// up to rounding to a multiple of tp.
+// The structure in small. Exact: heads / kv_heads, kv heads of a rank up to two, ffn / hidden up to
+// rounding to a multiple of tp, experts of a rank up to three and those of a token.
 struct SmallModel {
   ParallelLayout layout;
   int64_t hidden, heads, kv_heads, head_dim, ffn, vocab, tokens;
+  int64_t experts, topk;  // 0: none, or such as tp does not cut
   std::string activation, norm;
   bool qkv_bias, out_bias, mlp_bias;
   bool whole_kv;  // fewer key heads than ranks: each rank holds the key heads that it uses

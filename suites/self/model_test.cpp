@@ -87,7 +87,13 @@ TEST(Model, OtherPublishedForms) {
   EXPECT_EQ(model_of(config("hidden_act", "\"gelu_new\"")).activation, "gelu_tanh");
   EXPECT_TRUE(model_of(config("attention_bias", "true")).out_bias);
   EXPECT_EQ(model_of(config("rope_scaling", "{\"factor\": [1, 2.5, null]}")).hidden, 64);
-  EXPECT_FALSE(model_of(config("num_local_experts", "8")).notes.empty());
+  const Model sparse = model_of(config("num_local_experts", "8"));
+  EXPECT_FALSE(sparse.notes.empty());
+  EXPECT_EQ(sparse.experts, 8);
+  EXPECT_EQ(model_of(config("num_experts", "0")).experts, 0);
+  const Model mixtral = published("mixtral-8x7b");
+  EXPECT_EQ(mixtral.experts, 8);
+  EXPECT_EQ(mixtral.topk, 2);
 }
 
 TEST(Model, RefusesWithTheKey) {
@@ -115,12 +121,16 @@ TEST(Model, RefusesWithTheKey) {
       {"attention_bias", "\"no\"", "'attention_bias'"},
       {"n_embd", "128", "'hidden_size' and 'n_embd' to agree"},
       {"intermediate_size", "4000000", "within a factor"},
+      {"num_experts", "\"8\"", "'num_experts'"},
   };
   for (const auto& [key, value, says] : wrong) {
     const std::string met = refusal([&, k = key, v = value] { model_of(config(k, v)); });
     EXPECT_TRUE(holds(met, says) && holds(met, "m.json")) << key << ": " << value << "\n" << met;
     EXPECT_FALSE(holds(met, "\n")) << met;
   }
+  std::string both = config("num_experts", "4");
+  both.insert(both.size() - 1, ", \"num_experts_per_tok\": 5");
+  EXPECT_TRUE(holds(refusal([&] { model_of(both); }), "at most all experts"));
   // n_embd without n_head is of the other family.
   EXPECT_TRUE(holds(refusal([] { model_of("{\"n_embd\": 8}"); }), "'n_head'"));
   EXPECT_TRUE(holds(refusal([] { model_of("[1]"); }), "met a list"));
@@ -222,7 +232,7 @@ TEST(Model, OtherLayouts) {
 
 TEST(Model, RatiosStay) {
   for (const char* name : {"gpt2", "gpt3-175b", "llama-3-70b", "llama-3-8b", "llama-3.2-3b",
-                           "mistral-7b-v0.1", "qwen2.5-7b", "starcoder-mqa"})
+                           "mistral-7b-v0.1", "mixtral-8x7b", "qwen2.5-7b", "starcoder-mqa"})
     for (int tp : {1, 2, 4, 8}) {
       const Model m = published(name);
       if (!refused_tp(m, tp).empty()) continue;
@@ -286,6 +296,47 @@ TEST(Model, LinesCarryTheStructure) {
   EXPECT_TRUE(holds(shared, "attention_block tp=4 cp=2")) << shared;
   EXPECT_TRUE(holds(shared, "form=gather")) << shared;
   EXPECT_TRUE(holds(refusal([&] { of("gpt2", {4, 8, 4}); }), "ranks"));
+}
+
+// 8 experts on 2 ranks: three each in small, on 8 ranks one each, on 3 ranks none are cut.
+TEST(Model, ExpertsAreCutLikeTheRest) {
+  const Registry all = all_families();
+  auto of = [&](const std::string& name, ParallelLayout layout) {
+    std::string text;
+    for (const ModelLine& l : lines_of(scaled_down(published(name), layout), all))
+      if (l.part == "router" || l.part == "experts" || l.part == "load balance")
+        text += l.line + "\n";
+    return text;
+  };
+  const std::string two = of("mixtral-8x7b", {2, 1, 2}), eight = of("mixtral-8x7b", {8, 1, 1});
+  EXPECT_TRUE(holds(two, "expert_alltoall tp=2 dp=2 tokens=")) << two;
+  EXPECT_TRUE(holds(eight, "expert_alltoall tp=8") && holds(eight, "experts=8")) << eight;
+  EXPECT_TRUE(holds(two, "replicated_router tp=2 dp=2")) << two;
+  EXPECT_TRUE(holds(two, "expert_balance tp=2 dp=2") && holds(two, "sp=on")) << two;
+  EXPECT_EQ(of("llama-3-8b", {2, 1, 1}), "");
+  const Model mixtral = published("mixtral-8x7b"), sparse = model_of(config("num_experts", "60"));
+  EXPECT_EQ(scaled_down(mixtral, {2, 1, 1}).experts, 6);
+  EXPECT_EQ(scaled_down(mixtral, {2, 1, 1}).topk, 2);
+  EXPECT_EQ(scaled_down(mixtral, {1, 1, 1}).experts, 3);
+  EXPECT_EQ(scaled_down(sparse, {8, 1, 1}).experts, 0);
+  EXPECT_EQ(scaled_down(sparse, {4, 1, 1}).experts, 12);
+}
+
+TEST(Model, ExpertsOfAStoredModelHold) {
+  static const Registry all = all_families();
+  static Options options;
+  static Runner runner(options, all);
+  int judged = 0;
+  for (const auto& [tp, cp, dp] : {std::tuple{1, 1, 2}, {2, 1, 1}, {2, 2, 1}, {4, 1, 1}, {8, 1, 1}})
+    for (const ModelLine& l : lines_of(scaled_down(published("mixtral-8x7b"), {tp, cp, dp}), all)) {
+      const Case line = parse(l.line, all);
+      if (all.contract(line.contract).family != "expert") continue;
+      const auto due = due_checks(all.contract(line.contract), line, declared_of(line, all), {});
+      for (const CheckResult& c : runner.run(line, due, lane_of(line)).result.checks)
+        EXPECT_EQ(c.verdict, Verdict::passed) << l.line << ": " << c.check << " " << c.note;
+      ++judged;
+    }
+  EXPECT_EQ(judged, 2 * (2 + 4 * 4));  // two contracts, in two variants, with sp in four
 }
 
 TEST(Model, TheGateJudgesTheseLinesAlone) {
