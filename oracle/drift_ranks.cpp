@@ -424,9 +424,8 @@ Whole of_step(const Case& line, const Operand& o, const Mesh& mesh, int64_t step
 }
 }  // namespace
 
-// What a contract makes is made from the seed of a feed of its own.
 Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t step, int64_t m) {
-  if (o.made) {
+  if (o.made) {  // as a feed of its own would have it
     Feed feed;
     feed.seed = line.seed() + uint64_t(step % batches * microbatches(line) + m);
     const auto shape = whole_shape(o.shape, o.layout, mesh);

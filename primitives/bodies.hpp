@@ -25,6 +25,7 @@
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \
       each(ShardGradient)
+
 #define SHARDPROOF_EXPERT_BODIES(each) \
   each(TakeRows) each(WeighedRows) each(RowsOfToken) each(ProbGradient)
 
