@@ -266,9 +266,10 @@ std::vector<std::pair<std::string, std::string>> arithmetic_of(const Words& word
   for (const std::string& word : several(words, "--with")) {
     const size_t eq = std::min(word.find('='), word.size());
     const std::string key = word.substr(0, eq), value = word.substr(std::min(eq + 1, word.size()));
-    if (!contains(std::vector<std::string>{"acc", "wire", "grad", "probs"}, key) ||
-        !dtype_from(value))
-      refuse("--with", "acc=, wire=, grad= or probs= with f64, f32, bf16 or f16", word);
+    const std::vector<std::string> known{"acc", "wire", "grad", "local_grad", "probs"};
+    if (!contains(known, key) || !dtype_from(value))
+      refuse("--with", "acc=, wire=, grad=, local_grad= or probs= with f64, f32, bf16 or f16",
+             word);
     with.emplace_back(key, value);
   }
   return with;

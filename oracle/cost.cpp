@@ -82,10 +82,10 @@ std::string size_text(double bytes) {
 
 constexpr double largest_f16 = 65504;
 
-// Storage, accumulation, wire or gradient: what a result passes.
+// Storage, accumulation, wire or gradient, a rank's own too: what a result passes.
 bool passes_f16(const Case& line) {
-  for (const char* key : {"dtype", "acc", "wire", "grad"})
-    if (dtype_from(line.text(key)) == DType::f16) return true;
+  for (const char* key : {"dtype", "acc", "wire", "grad", "local_grad"})
+    if (line.has(key) && dtype_from(line.text(key)) == DType::f16) return true;
   return false;
 }
 

@@ -100,10 +100,47 @@ Whole whole(std::vector<int64_t> shape, reference::Values value) {
   return {std::move(shape), std::move(value)};
 }
 
+Gauge gauge(reference::Values magnitude, reference::Values squares, int64_t terms, int64_t reduced,
+            bool independent) {
+  Gauge g;
+  g.magnitude = std::move(magnitude), g.squares = std::move(squares);
+  g.terms = terms, g.reduced = reduced, g.independent = independent;
+  return g;
+}
+
 reference::Values sum_of_stack(const Whole& w, int64_t elements) {
   reference::Values sum(static_cast<size_t>(elements));
   for (size_t i = 0; i < w.value.size(); ++i) sum[i % size_t(elements)] += w.value[i];
   return sum;
+}
+
+std::vector<Whole> forward_of_own_tokens(const OwnTokens& o, std::vector<int64_t> y,
+                                         std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const reference::Values none;
+  const reference::Values& b = in.size() > 2 ? in[2].value : none;
+  auto product = [&](auto size) {
+    return reference::linear(o.shape, size(in[0].value), size(in[1].value), size(b));
+  };
+  if (gauges)
+    *gauges = {gauge(product(reference::absolute), product(reference::squared), o.shape.in + 1, 1)};
+  return {whole(std::move(y), product([](const reference::Values& v) { return v; }))};
+}
+
+std::vector<Whole> backward_of_own_tokens(const OwnTokens& o, std::span<const Whole> in,
+                                          std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+  auto gradients = [&](auto size) {
+    return reference::linear_backward(o.shape, size(in[0].value), size(in[1].value),
+                                      size(cot[0].value));
+  };
+  auto d = gradients([](const reference::Values& v) { return v; });
+  std::vector<Whole> out{whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.w))};
+  if (in.size() > 2) out.push_back(whole(in[2].shape, std::move(d.b)));
+  if (!gauges) return out;
+  auto m = gradients(reference::absolute), s = gradients(reference::squared);
+  *gauges = {gauge(std::move(m.x), std::move(s.x), o.shape.out, 1),
+             gauge(std::move(m.w), std::move(s.w), o.own, o.ranks)};
+  if (in.size() > 2) gauges->push_back(gauge(std::move(m.b), std::move(s.b), o.own, o.ranks));
+  return out;
 }
 
 std::vector<std::string> crossed(const std::vector<std::string>& heads,
@@ -165,12 +202,7 @@ struct Sums {
 
 template <class Compute>
 Gauge gauge_of(const Sums& s, const Compute& compute) {
-  Gauge g;
-  g.magnitude = compute(reference::absolute);
-  g.squares = compute(reference::squared);
-  g.terms = s.terms;
-  g.reduced = s.reduced;
-  return g;
+  return gauge(compute(reference::absolute), compute(reference::squared), s.terms, s.reduced);
 }
 
 std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges,
@@ -212,20 +244,16 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   if (!gauges) return out;
 
   const auto sizes = gradients(reference::absolute), squares = gradients(reference::squared);
-  auto gauge = [](const Sums& s, const Values& magnitude, const Values& square) {
-    Gauge g;
-    g.magnitude = magnitude, g.squares = square, g.terms = s.terms, g.reduced = s.reduced;
-    return g;
-  };
-  *gauges = {gauge(sums.x, sizes.x, squares.x), gauge(sums.w, sizes.w, squares.w)};
+  *gauges = {gauge(sizes.x, squares.x, sums.x.terms, sums.x.reduced),
+             gauge(sizes.w, squares.w, sums.w.terms, sums.w.reduced)};
   if (!has_bias(c)) return out;
   if (!hands_bias_back(c)) {
-    gauges->push_back(gauge(sums.b, sizes.b, squares.b));
+    gauges->push_back(gauge(sizes.b, squares.b, sums.b.terms, sums.b.reduced));
   } else {
     Whole absolute{cot[1].shape, reference::absolute(cot[1].value)},
         squared{cot[1].shape, reference::squared(cot[1].value)};
-    gauges->push_back(gauge({1, sums.b.reduced}, sum_of_stack(absolute, shape.out),
-                            sum_of_stack(squared, shape.out)));
+    gauges->push_back(gauge(sum_of_stack(absolute, shape.out), sum_of_stack(squared, shape.out), 1,
+                            sums.b.reduced));
   }
   return out;
 }

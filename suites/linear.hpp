@@ -38,8 +38,23 @@ std::optional<int64_t> range_of_products(const Case&, int64_t terms, int factors
 Traffic call(Op, bool backward, int64_t count, DType);
 
 Whole whole(std::vector<int64_t> shape, reference::Values);
+// Sums of |terms| and of squared terms: so many terms on a rank, so many ranks on the wire.
+Gauge gauge(reference::Values magnitude, reference::Values squares, int64_t terms, int64_t reduced,
+            bool independent = true);
 // A cotangent that is stacked over axes where it is partial: the sum that it denotes.
 reference::Values sum_of_stack(const Whole&, int64_t elements);
+
+// Y = X W^T + b by ranks that have tokens of their own and all of W and b: `own` tokens on a rank,
+// and parameter gradients summed over `ranks`. Parameters are inputs 1 and, where there is a
+// bias, 2.
+struct OwnTokens {
+  reference::LinearShape shape;
+  int64_t own, ranks;
+};
+std::vector<Whole> forward_of_own_tokens(const OwnTokens&, std::vector<int64_t> y,
+                                         std::span<const Whole> in, std::vector<Gauge>*);
+std::vector<Whole> backward_of_own_tokens(const OwnTokens&, std::span<const Whole> in,
+                                          std::span<const Whole> cotangents, std::vector<Gauge>*);
 
 // Lines: every word list of `with` after every one of `heads`.
 std::vector<std::string> crossed(const std::vector<std::string>& heads,

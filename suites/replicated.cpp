@@ -24,14 +24,6 @@ std::optional<int64_t> range_of_sums(const Case& c, int64_t terms) {
   return linears::range_of_products(c, terms, 1);
 }
 
-Gauge gauge(Values magnitude, Values squares, int64_t terms, int64_t reduced,
-            bool independent = true) {
-  Gauge g;
-  g.magnitude = std::move(magnitude), g.squares = std::move(squares);
-  g.terms = terms, g.reduced = reduced, g.independent = independent;
-  return g;
-}
-
 // The parts of a partial tensor added up: what it denotes.
 Whole denoted(const Operand& o, const Layout& layout, const Mesh& mesh, const Whole& stacked) {
   const auto all = stacked_axes(layout, mesh, false), left = stacked_axes(layout, mesh, true);
@@ -200,40 +192,20 @@ std::vector<Operand> router_operands(const Case& c) {
   return list;
 }
 
-reference::LinearShape router_shape(const Case& c) {
-  return {c.at("tokens"), c.at("hidden"), c.at("experts")};
+OwnTokens router_tokens(const Case& c) {
+  return {{c.at("tokens"), c.at("hidden"), c.at("experts")},
+          Local(c).tokens / (c.on("sp") ? c.ranks(Axis::tp) : 1),
+          ranks_of(c, reading::axes_of_tokens(c))};
 }
 
 std::vector<Whole> router_forward(const Case& c, std::span<const Whole> in,
                                   std::vector<Gauge>* gauges) {
-  const Values none;
-  const Values& b = c.on("bias") ? in[2].value : none;
-  auto product = [&](auto size) {
-    return reference::linear(router_shape(c), size(in[0].value), size(in[1].value), size(b));
-  };
-  if (gauges)
-    *gauges = {
-        gauge(product(reference::absolute), product(reference::squared), c.at("hidden") + 1, 1)};
-  return {whole(token_shape(c, c.at("experts")), product([](const Values& v) { return v; }))};
+  return forward_of_own_tokens(router_tokens(c), token_shape(c, c.at("experts")), in, gauges);
 }
 
 std::vector<Whole> router_backward(const Case& c, std::span<const Whole> in,
                                    std::span<const Whole> cot, std::vector<Gauge>* gauges) {
-  auto gradients = [&](auto size) {
-    return reference::linear_backward(router_shape(c), size(in[0].value), size(in[1].value),
-                                      size(cot[0].value));
-  };
-  auto d = gradients([](const Values& v) { return v; });
-  std::vector<Whole> out{whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.w))};
-  if (c.on("bias")) out.push_back(whole(in[2].shape, std::move(d.b)));
-  if (!gauges) return out;
-  auto m = gradients(reference::absolute), s = gradients(reference::squared);
-  const int64_t ranks = ranks_of(c, reading::axes_of_tokens(c)),
-                own = Local(c).tokens / (c.on("sp") ? c.ranks(Axis::tp) : 1);
-  *gauges = {gauge(std::move(m.x), std::move(s.x), c.at("experts"), 1),
-             gauge(std::move(m.w), std::move(s.w), own, ranks)};
-  if (c.on("bias")) gauges->push_back(gauge(std::move(m.b), std::move(s.b), own, ranks));
-  return out;
+  return backward_of_own_tokens(router_tokens(c), in, cot, gauges);
 }
 
 Contract replicated_router() {

@@ -16,6 +16,7 @@
 #include "primitives/norm_sequence.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
+#include "primitives/sharded.hpp"
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
 #include "primitives/zigzag_exchange.hpp"
@@ -93,6 +94,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"replicated_qkv", ours<primitives::ReplicatedQkv>},
     DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
     DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
+    DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
     DeviceKernel{"attention_allgather", attention<primitives::Strategy::allgather>},
     DeviceKernel{"attention_ring", attention<primitives::Strategy::ring>},
     DeviceKernel{"attention_alltoall", attention<primitives::Strategy::alltoall>},

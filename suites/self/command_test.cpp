@@ -276,7 +276,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"prepare", c, "--check", "ledger", folder / "new"}, {"--check", "ledger"}},
       {{"prepare", c, "--ranks", "2", folder / "new"}, {"--ranks", "--tier"}},
       {{"prepare", c, "--with", "acc=f64", folder / "new"}, {"--with", "--tier"}},
-      {{"prepare", "--tier", "smoke", c, "--with", "tp=2", folder / "new"}, {"--with", "acc=", "'tp=2'"}},
+      {{"prepare", "--tier", "smoke", c, "--with", "tp=2", folder / "new"}, {"--with", "acc=", "local_grad=", "'tp=2'"}},
       {{"prepare", "--tier", "smoke", c, "--with", "acc=f31", folder / "new"}, {"--with", "f32", "'acc=f31'"}},
       {{"prepare", "norm_sequence", "tokens=16777216", "hidden=16777216", folder / "new"},
        {"memory of this machine", "8192 TiB", "smaller extents"}},

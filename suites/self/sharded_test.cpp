@@ -1,0 +1,291 @@
+// What the sharded family states: blocks of rows, flat shards and calls that can be followed by
+// hand, bounds, refusals; and what its kernels do on ranks where a number is known beforehand.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "fixtures/index_maps.hpp"
+#include "fixtures/sharding.hpp"
+#include "oracle/prepared/prepare.hpp"
+#include "oracle/registry.hpp"
+#include "oracle/run.hpp"
+#include "primitives/sharded.hpp"
+#include "suites/self/foreign.hpp"
+
+namespace shardproof {
+
+void family_sharded(Registry&);
+void controls_sharded(Registry&);
+
+namespace {
+
+using Rows = std::vector<int64_t>;
+using Doubles = std::vector<double>;
+using primitives::FlatShards;
+
+const Registry& family() {
+  static const Registry registry = [] {
+    Registry r;
+    family_sharded(r);
+    controls_sharded(r);
+    return r;
+  }();
+  return registry;
+}
+
+const Contract& contract() { return family().contract("sharded_linear"); }
+Case line_of(const std::string& words) { return parse("sharded_linear " + words, family()); }
+
+// Rows of an operand that each rank owns.
+std::vector<Rows> rows_of(const std::string& words, const std::string& operand) {
+  const Case line = line_of(words);
+  std::vector<Rows> rows;
+  for (const Operand& o : contract().operands(line))
+    for (int rank = 0; o.name == operand && rank < line.world(); ++rank)
+      rows.push_back(whole_indices(o.shape, o.layout, line.mesh(), rank));
+  return rows;
+}
+
+std::string refusal(const std::string& words) {
+  const auto refused = contract().precondition(line_of(words));
+  return refused ? refused->what() : "";
+}
+
+// ---- Blocks of rows
+
+TEST(Blocks, AreThoseOfTorchChunk) {
+  // ceil(7/4) = 2 and ceil(5/4) = 2 rows a rank, as far as they go.
+  EXPECT_EQ(rows_of("dp=4 out=7", "b"), (std::vector<Rows>{{0, 1}, {2, 3}, {4, 5}, {6}}));
+  EXPECT_EQ(rows_of("dp=4 out=5", "b"), (std::vector<Rows>{{0, 1}, {2, 3}, {4}, {}}));
+  EXPECT_EQ(rows_of("dp=4 out=1", "b"), (std::vector<Rows>{{0}, {}, {}, {}}));
+  EXPECT_EQ(rows_of("dp=4 out=8", "b"), (std::vector<Rows>{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  EXPECT_EQ(rows_of("dp=2 out=3 in=2", "w"), (std::vector<Rows>{{0, 1, 2, 3}, {4, 5}}));
+}
+
+TEST(Blocks, RunOverCpFasterThanOverDp) {
+  // Blocks in the order (dp 0, cp 0), (dp 0, cp 1), (dp 1, cp 0), (dp 1, cp 1), whoever of the two
+  // has neighbouring ranks.
+  EXPECT_EQ(rows_of("dp=2 cp=2 out=5", "b"), (std::vector<Rows>{{0, 1}, {2, 3}, {4}, {}}));
+  EXPECT_EQ(rows_of("dp=2 cp=2 out=5 order=dp,cp", "b"),
+            (std::vector<Rows>{{0, 1}, {4}, {2, 3}, {}}));
+}
+
+// The judge's blocks and the subject's are written apart: they must name the same rows.
+TEST(Blocks, OfJudgeAndSubjectAreTheSame) {
+  for (int64_t rows = 1; rows <= 20; ++rows)
+    for (int p = 1; p <= 8; ++p)
+      for (int r = 0; r < p; ++r) {
+        const FlatShards s(rows, p, r, {1});
+        const Rows own = chunk_map((rows + p - 1) / p).owned(rows, p, r);
+        ASSERT_EQ(int64_t(own.size()), s.count(r)) << rows << " rows, rank " << r << " of " << p;
+        for (size_t i = 0; i < own.size(); ++i) ASSERT_EQ(own[i], s.first[size_t(r)] + int64_t(i));
+      }
+}
+
+// ---- Flat shards
+
+TEST(FlatShards, HoldParametersOneAfterAnotherEachWithItsPadding) {
+  // 7 rows over 4 ranks, W of 3 columns: 2 rows of W are 6 elements, then 2 of b.
+  const FlatShards s(7, 4, 3, {3, 1});
+  EXPECT_EQ(s.first, (Rows{0, 2, 4, 6, 7}));
+  EXPECT_EQ(s.places, (Rows{0, 6}));
+  EXPECT_EQ(s.elements, 8);
+  EXPECT_EQ(s.count(0), 2);
+  EXPECT_EQ(s.count(3), 1);
+}
+
+View held(const Buffer& b, const Doubles& values) {
+  fill_from(b.view(), values);
+  return b.view();
+}
+
+TEST(FlatShards, ArePackedAndUnpackedByHand) {
+  const Buffer w(DType::f64, {3, 2}), b(DType::f64, {3}), flat(DType::f64, {6}),
+      w_again(DType::f64, {3, 2}), b_again(DType::f64, {3});
+  const primitives::Views rows{held(w, {1, 2, 3, 4, 5, 6}), held(b, {7, 8, 9})};
+  const FlatShards s(3, 2, 1, {2, 1});
+  // Rank 0 owns rows 0 and 1, rank 1 row 2 and two places of padding.
+  primitives::to_flat(s, rows, 0, 2, held(flat, {0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(to_doubles(flat.view()), (Doubles{1, 2, 3, 4, 7, 8}));
+  primitives::to_flat(s, rows, 2, 1, held(flat, {0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(to_doubles(flat.view()), (Doubles{5, 6, 0, 0, 9, 0}));
+
+  const primitives::Views again{held(w_again, Doubles(6, -1)), held(b_again, Doubles(3, -1))};
+  primitives::from_flat(s, flat.view(), again, 2, 1);
+  EXPECT_EQ(to_doubles(w_again.view()), (Doubles{-1, -1, -1, -1, 5, 6}));
+  EXPECT_EQ(to_doubles(b_again.view()), (Doubles{-1, -1, 9}));
+}
+
+// ---- Calls
+
+std::vector<std::string> calls(const std::string& words) {
+  const Case line = line_of(words);
+  std::vector<std::string> list;
+  for (const Traffic& t : contract().traffic(line, "", 0))
+    list.push_back(std::string(t.backward ? "B " : "F ") + name(t.op) + " " + t.label + " " +
+                   std::to_string(t.count) + " " + name(t.dtype));
+  return list;
+}
+
+TEST(ShardedTraffic, OneCallMovesAllParameters) {
+  using Calls = std::vector<std::string>;
+  const std::string words = "tokens=8 in=3 out=7 dtype=bf16 wire=f32 dp=4";  // 2 (3 + 1) a rank
+  EXPECT_EQ(calls(words), (Calls{"F all_gather dp 8 bf16", "B all_gather dp 8 bf16",
+                                 "B reduce_scatter dp 32 f32"}));
+  EXPECT_EQ(calls(words + " reshard=off"),
+            (Calls{"F all_gather dp 8 bf16", "B reduce_scatter dp 32 f32"}));
+  EXPECT_EQ(calls(words + " frozen=on"),
+            (Calls{"F all_gather dp 8 bf16", "B all_gather dp 8 bf16"}));
+  EXPECT_EQ(calls(words + " bias=off"), (Calls{"F all_gather dp 6 bf16", "B all_gather dp 6 bf16",
+                                               "B reduce_scatter dp 24 f32"}));
+  EXPECT_EQ(calls("tokens=8 in=3 out=7 dp=2 cp=2"),
+            (Calls{"F all_gather cp,dp 8 f64", "B all_gather cp,dp 8 f64",
+                   "B reduce_scatter cp,dp 32 f64"}));
+  EXPECT_EQ(calls(""), Calls{});
+}
+
+// Bytes that each rank sends in a ring: (p-1)/p of what is gathered, and of what is reduced.
+int64_t ring_bytes(const std::string& words) {
+  const Case line = line_of(words);
+  const int p = line.ranks(Axis::dp);
+  int64_t bytes = 0;
+  for (const Traffic& t : contract().traffic(line, "", 0))
+    bytes += t.count * int64_t(size_of(t.dtype)) * (t.op == Op::all_gather ? p : 1) * (p - 1) / p;
+  return bytes;
+}
+
+TEST(ShardedTraffic, OfAWeightOfSixtyFourMebielements) {
+  constexpr int64_t mib = 1 << 20;
+  const std::string words = "in=8192 out=8192 bias=off dtype=bf16 wire=f32 dp=8";
+  EXPECT_EQ(ring_bytes(words), (112 + 112 + 224) * mib);
+  EXPECT_EQ(ring_bytes(words + " reshard=off"), (112 + 224) * mib);
+}
+
+// ---- Refusals
+
+TEST(ShardedRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
+  for (const std::string& text : contract().illegal)
+    EXPECT_TRUE(contract().precondition(parse(text, family()))) << text;
+  for (const char* tier : {"smoke", "ci", "nightly"})
+    for (const std::string& text : contract().cases(tier))
+      EXPECT_FALSE(contract().precondition(parse(text, family()))) << text;
+  for (const std::string& text : contract().witnesses)
+    EXPECT_FALSE(contract().precondition(parse(text, family()))) << text;
+}
+
+TEST(ShardedRefusals, SayWhatIsWrong) {
+  EXPECT_NE(refusal("dp=2 tp=2").find("leave tp at 1"), std::string::npos);
+  EXPECT_NE(refusal("dp=2 cp=2 tokens=6").find("divisible by dp*cp = 4"), std::string::npos);
+  EXPECT_EQ(refusal("dp=4 out=1"), "");
+  // 2^20 - 1 rows on 2 ranks are 2 blocks of 2^19: with 2^11 columns 2^31 elements travel.
+  EXPECT_NE(refusal("dp=2 in=2048 out=1048575 bias=off tokens=2").find("2147483648 elements"),
+            std::string::npos);
+  EXPECT_EQ(refusal("dp=2 in=2047 out=1048575 bias=off tokens=2"), "");
+}
+
+// ---- Bounds and ranges
+
+TEST(ShardedContract, ALocalGradientOfATypeOfItsOwnIsOneRoundingMore) {
+  const std::vector<Whole> in{{{2, 1}, {3, -4}}, {{1, 1}, {5}}, {{1}, {-7}}},
+      cotangents{{{2, 1}, {1, 2}}};
+  const auto gauges = [&](const std::string& words) {
+    std::vector<Gauge> list;
+    const Case line = line_of("tokens=2 in=1 out=1 dtype=f32 fill=normal " + words);
+    EXPECT_EQ(contract().backward(line, in, cotangents, &list)[1].value, (Doubles{3 - 8}));
+    return list;
+  };
+  EXPECT_TRUE(gauges("")[1].bound.empty());
+  const auto kept = gauges("local_grad=bf16");
+  EXPECT_TRUE(kept[0].bound.empty()) << "dX is no sum over ranks";
+  EXPECT_EQ(kept[1].magnitude, (Doubles{3 + 8}));
+  // Two terms in f32, then 8 bits: 2 u + 2^-8 to first order, in units of u = 2^-24.
+  ASSERT_EQ(kept[1].bound.size(), 1u);
+  EXPECT_NEAR(kept[1].bound[0], 11 * (2 + 0x1p-8 * 0x1p24), 11 * 0.01);
+}
+
+TEST(ShardedContract, IntegersFitTheLocalGradientToo) {
+  // 24 tokens: 24 B^2 <= 2^8 where a rank keeps its sums in bf16.
+  EXPECT_EQ(contract().integer_range(line_of("local_grad=bf16")), 3);
+  EXPECT_EQ(contract().integer_range(line_of("dtype=bf16")), 3);
+  EXPECT_EQ(contract().integer_range(line_of("local_grad=bf16 tokens=512")), std::nullopt);
+}
+
+// ---- On ranks
+
+Judged run(const std::string& words, const std::vector<std::string>& checks) {
+  static Options options;
+  static Runner runner(options, family());
+  static std::vector<std::unique_ptr<Case>> lines;  // evidence points at its line
+  lines.push_back(std::make_unique<Case>(line_of(words)));
+  return runner.run(*lines.back(), checks, lane_of(*lines.back()));
+}
+
+Doubles gradient(const Judged& j, int rank, int operand) {
+  const ResultTensor* t = j.evidence.result(rank, 0, 1, operand, true);
+  Doubles values;
+  for (size_t i = 0; t && i < t->bytes.size(); i += size_of(t->dtype))
+    values.push_back(load(t->bytes.data() + i, t->dtype));
+  return values;
+}
+
+constexpr int w = 1, b = 2;
+
+TEST(ShardedOnRanks, ARankWithoutRowsTakesPartInEveryCall) {
+  const Judged j = run("dp=4 out=5", {"forward", "gradient", "ledger", "memory"});
+  ASSERT_TRUE(j.completed);
+  for (const CheckResult& c : j.result.checks) EXPECT_EQ(c.verdict, Verdict::passed) << c.check;
+  EXPECT_EQ(j.evidence.result(3, 0, 1, w, true)->shape, (Rows{0, 7}));
+  EXPECT_EQ(j.evidence.ranks[3].shots.at(0).ledger.size(), 3u);
+}
+
+TEST(ShardedOnRanks, TheMeanIsTheSumOverP) {
+  const Judged sum = run("dp=4", {"gradient"}),
+               mean = run("dp=4 control=sharded_gradient_averaged", {"gradient"});
+  for (int rank = 0; rank < 4; ++rank)
+    for (int operand : {w, b}) {
+      const Doubles want = gradient(sum, rank, operand), got = gradient(mean, rank, operand);
+      ASSERT_EQ(got.size(), want.size());
+      ASSERT_FALSE(got.empty());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], want[i] / 4);
+    }
+}
+
+// 13 rows over 4 ranks: 4, 4, 4 and 1. Rank 3's flat shard holds b at 28; packed without padding it
+// lies at 7, among the padding of W, and 28 is as it was made, 0.
+TEST(ShardedOnRanks, WithoutPaddingOnlyTheLastRanksBiasIsLost) {
+  const Judged right = run("dp=4", {"gradient"}),
+               wrong = run("dp=4 control=sharded_gradients_unpadded", {"gradient"});
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(gradient(wrong, rank, w), gradient(right, rank, w));
+  for (int rank = 0; rank < 3; ++rank)
+    EXPECT_EQ(gradient(wrong, rank, b), gradient(right, rank, b));
+  EXPECT_NE(gradient(right, 3, b), (Doubles{0}));
+  EXPECT_EQ(gradient(wrong, 3, b), (Doubles{0}));
+}
+
+// Files of a rank without rows hold tensors without elements.
+TEST(ShardedFiles, AreAnsweredByARankWithoutRows) {
+  const std::string folder =
+      std::filesystem::temp_directory_path() / ("sharded" + std::to_string(getpid()));
+  for (const char* control : {"", "sharded_gradient_left_local"}) {
+    std::filesystem::remove_all(folder);
+    prepared::prepare_case(line_of("dp=4 out=5"), {}, folder, family());
+    foreign::Answer how;
+    how.control = control;
+    foreign::answer(folder, family(), how);
+    const Report report = foreign::judged(folder, family());
+    const auto failed = foreign::with(report, Verdict::failed);
+    if (how.control.empty()) {
+      EXPECT_TRUE(failed.empty());
+      EXPECT_GE(foreign::with(report, Verdict::passed).size(), 4u);
+    } else {
+      EXPECT_NE(std::find(failed.begin(), failed.end(), "gradient"), failed.end());
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace shardproof
