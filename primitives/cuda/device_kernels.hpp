@@ -85,6 +85,7 @@ constexpr DeviceKernel broken(const char* contract, const char* control) {
 inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
+    DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},
     DeviceKernel{"norm_sequence", ours<primitives::NormSequence>},
     DeviceKernel{"block", ours<primitives::Block>},
@@ -94,7 +95,6 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"replicated_qkv", ours<primitives::ReplicatedQkv>},
     DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
     DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
-    DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
     DeviceKernel{"attention_allgather", attention<primitives::Strategy::allgather>},
     DeviceKernel{"attention_ring", attention<primitives::Strategy::ring>},
     DeviceKernel{"attention_alltoall", attention<primitives::Strategy::alltoall>},
