@@ -1,8 +1,8 @@
 // Fully sharded data parallelism: each rank keeps a block of rows of every parameter and has the
 // whole of them only while it computes (ZeRO stage 3; fully_shard of PyTorch, FSDP2).
 //
-//   ranks      p = dp cp: all that have tokens of their own, cp the faster, as a mesh [dp, cp] is
-//              flattened
+//   ranks      shard=all: p = dp cp, all that have tokens of their own, cp the faster, as a mesh
+//              [dp, cp] is flattened; shard=cp: p = cp, and each rank of dp has a copy (hybrid)
 //   rows       blocks of ceil(o/p), as torch.chunk cuts: the last ranks own fewer, or none
 //   flat       a rank's block of W, then its block of b, each filled up with zeros to ceil(o/p)
 //              rows: buffers of one size, so that one call moves all parameters
@@ -11,7 +11,8 @@
 //     forward   all-gather of the flat shard
 //     backward  reshard=on: gathered again; off: what the forward has gathered is kept
 //               dX = dY W, no call
-//               the gradients of the own tokens, cut into p flat blocks: one reduce-scatter, a sum
+//               the gradients of the own tokens, cut into p flat blocks: one reduce-scatter, a sum;
+//               shard=cp: then one all-reduce of the flat shard over dp
 //
 // Each rank's gradient is rounded to the wire type, in which it travels, or before that to
 // local_grad=, as autograd keeps it in the storage type. A group of one issues no call. Where a
@@ -28,8 +29,9 @@ namespace shardproof::primitives {
 
 std::optional<Rejected> refused_sharded_linear(const Case&);
 
-// Axes with ranks over which parameters are cut; none where every rank is alone.
+// Axes with ranks over which parameters are cut, and over which they are copied.
 std::vector<Axis> axes_of_shards(const Case&);
+std::vector<Axis> axes_of_shard_copies(const Case&);
 
 // Where the rows of parameters are: by rank, and in a rank's flat shard.
 struct FlatShards {
@@ -69,6 +71,8 @@ class ShardedLinear : public Kernel {
   virtual void unpack_gradients(const FlatShards&, const View& flat, const Views& own);
   // in [p n], out [n], the sum over all ranks.
   virtual void reduce(Parallel&, Communicator&, const View& in, const View& out);
+  // A flat shard, in place, over the ranks that have copies of it.
+  virtual void sum_copies(Parallel&, const View& flat);
   // Gradients of the own tokens to those of the own rows.
   virtual void reduce_gradients(Parallel&, const FlatShards&, const Views& whole, const Views& own);
   virtual DType type_on_wire(const Parallel&) const;

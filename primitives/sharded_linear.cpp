@@ -14,8 +14,13 @@ namespace shardproof::primitives {
 std::vector<Axis> axes_of_shards(const Case& line) {
   std::vector<Axis> axes;
   for (Axis a : {Axis::cp, Axis::dp})
-    if (line.ranks(a) > 1) axes.push_back(a);
+    if (line.ranks(a) > 1 && (a == Axis::cp || line.text("shard") == "all")) axes.push_back(a);
   return axes;
+}
+
+std::vector<Axis> axes_of_shard_copies(const Case& line) {
+  if (line.text("shard") == "all" || line.ranks(Axis::dp) == 1) return {};
+  return {Axis::dp};
 }
 
 namespace {
@@ -38,7 +43,8 @@ Refusal countable(const std::string& what, int64_t n) {
 }  // namespace
 
 std::optional<Rejected> refused_sharded_linear(const Case& line) {
-  const int64_t ranks = int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp);
+  int64_t ranks = 1;
+  for (Axis a : axes_of_shards(line)) ranks *= line.ranks(a);
   const std::vector<int64_t> widths = widths_of(line);
   return first_refusal(
       other_axes(line),
@@ -70,7 +76,7 @@ FlatShards shards_of(Parallel& p) {
 
 Communicator& group_of_shards(Parallel& p) {
   const std::vector<Axis> axes = axes_of_shards(p.rank.line());
-  return axes.empty() ? p.rank.along(Axis::dp) : p.rank.along(axes);
+  return axes.empty() ? p.rank.along(Axis::cp) : p.rank.along(axes);
 }
 
 namespace {
@@ -138,8 +144,17 @@ void ShardedLinear::reduce_gradients(Parallel& p, const FlatShards& s, const Vie
   const View all = p.workspace(wire, {s.ranks * s.elements}), sum = p.workspace(wire, {s.elements});
   set_zero(all);
   for (int rank = 0; rank < s.ranks; ++rank) pack_gradients(s, rank, whole, block_of(s, all, rank));
-  reduce(p, group_of_shards(p), all, sum);
+  if (s.ranks > 1)
+    reduce(p, group_of_shards(p), all, sum);
+  else
+    convert(all, sum);
+  sum_copies(p, sum);
   unpack_gradients(s, sum, own);
+}
+
+void ShardedLinear::sum_copies(Parallel& p, const View& flat) {
+  for (Axis axis : axes_of_shard_copies(p.rank.line()))
+    all_reduce(p.rank, p.rank.along(axis), flat, flat);
 }
 
 void ShardedLinear::add_gradient(const View& own, const View& sum) { add_into(own, sum); }
@@ -208,13 +223,14 @@ void ShardedLinear::gradients_of(Parallel& p, Saved& state, std::span<const View
   gemm(plain(g), plain(w), gradients[0], p.accumulate);
   if (line.on("frozen")) return;
 
-  const DType type = type_of_key(line, "local_grad", s.ranks > 1 ? type_on_wire(p) : p.accumulate);
+  const bool alone = s.ranks == 1 && axes_of_shard_copies(line).empty();
+  const DType type = type_of_key(line, "local_grad", alone ? p.accumulate : type_on_wire(p));
   const Views own(gradients.begin() + 1, gradients.end());
   Views whole;
   for (const View& v : own) whole.push_back(p.workspace(type, whole_shape(line, v)));
   gemm(turned(g), plain(saved.x), whole[0], p.accumulate);
   if (whole.size() > 1) column_sums(g, whole[1], p.accumulate);
-  if (s.ranks > 1) return reduce_gradients(p, s, whole, own);
+  if (!alone) return reduce_gradients(p, s, whole, own);
   for (size_t k = 0; k < own.size(); ++k) convert(whole[k], own[k]);
 }
 

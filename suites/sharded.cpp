@@ -20,7 +20,11 @@ using namespace linears;
 
 // ---- What is read from a line
 
-int64_t ranks_of_shards(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp); }
+bool copied_over_dp(const Case& c) { return c.text("shard") == "cp"; }
+int64_t ranks_with_tokens(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp); }
+int64_t ranks_of_shards(const Case& c) {
+  return copied_over_dp(c) ? c.ranks(Axis::cp) : ranks_with_tokens(c);
+}
 // Type that a rank keeps its own gradient in before it is summed; none: it has but those that come
 // next, the wire's or that of the result.
 std::optional<DType> type_of_local_gradient(const Case& c) {
@@ -38,16 +42,17 @@ int64_t flat_elements(const Case& c) {
   return block_rows(c) * (c.at("in") + (c.on("bias") ? 1 : 0));
 }
 
-// Over dp first, blocks of all its cp ranks together; then over cp.
+// Over dp first, blocks of all its cp ranks together; then over cp. Copies are one tensor: the
+// layer sums their gradients.
 Layout cut_by_rows(const Case& c) {
   const int64_t rows = block_rows(c);
-  return {{Axis::dp, S(0, chunk_map(rows * c.ranks(Axis::cp)))},
+  return {{Axis::dp, copied_over_dp(c) ? I() : S(0, chunk_map(rows * c.ranks(Axis::cp)))},
           {Axis::cp, S(0, chunk_map(rows))},
           {Axis::tp, I()}};
 }
 
 OwnTokens own_tokens(const Case& c) {
-  return {{c.at("tokens"), c.at("in"), c.at("out")}, Local(c).tokens, ranks_of_shards(c)};
+  return {{c.at("tokens"), c.at("in"), c.at("out")}, Local(c).tokens, ranks_with_tokens(c)};
 }
 
 // ---- The contract
@@ -91,16 +96,21 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 }
 
 std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
-  std::vector<Axis> axes;
+  std::vector<Axis> cut, copied;
   for (Axis a : {Axis::cp, Axis::dp})
-    if (c.ranks(a) > 1) axes.push_back(a);
-  if (axes.empty()) return {};
+    if (c.ranks(a) > 1) (a == Axis::dp && copied_over_dp(c) ? copied : cut).push_back(a);
   const int64_t own = flat_elements(c);
-  std::vector<Traffic> due{call(Op::all_gather, false, own, c.dtype())};
-  if (c.on("reshard")) due.push_back(call(Op::all_gather, true, own, c.dtype()));
-  if (!c.on("frozen"))
-    due.push_back(call(Op::reduce_scatter, true, own * ranks_of_shards(c), wire_of(c)));
-  for (Traffic& t : due) t.label = reading::label(axes);
+  std::vector<Traffic> due;
+  const auto add = [&](const std::vector<Axis>& axes, Op op, bool backward, int64_t count) {
+    if (axes.empty()) return;
+    due.push_back(call(op, backward, count, op == Op::all_gather ? c.dtype() : wire_of(c)));
+    due.back().label = reading::label(axes);
+  };
+  add(cut, Op::all_gather, false, own);
+  if (c.on("reshard")) add(cut, Op::all_gather, true, own);
+  if (c.on("frozen")) return due;
+  add(cut, Op::reduce_scatter, true, own * ranks_of_shards(c));
+  add(copied, Op::all_reduce, true, own);
   return due;
 }
 
@@ -111,6 +121,10 @@ std::vector<Key> keys() {
   list.push_back(
       extent("out", "13", 1, "rows of w; ceil(out/p) a rank, the last ranks fewer or none"));
   list.push_back(toggle("bias", "on", "add b; it travels with w"));
+  Key shard{"shard", "all",
+            "ranks that rows are cut over: all, those of dp and cp; cp, and each of dp has a copy"};
+  shard.choices = {"all", "cp"};
+  list.push_back(shard);
   list.push_back(toggle("reshard", "on", "gather again in backward; off: keep what was gathered"));
   list.push_back(toggle("frozen", "off", "no gradient of w and b"));
   Key local{
@@ -125,9 +139,9 @@ std::vector<Key> keys() {
 
 std::vector<std::string> cases(const std::string& tier) {
   const auto smoke =
-      crossed({"sharded_linear"},
-              {"dp=2", "dp=4", "dp=4 out=5", "dp=2 cp=2 reshard=off", "dp=2 frozen=on bias=off",
-               "dp=4 dtype=bf16 wire=f32 fill=normal", "dp=2 microbatches=2"});
+      crossed({"sharded_linear"}, {"dp=2", "dp=4", "dp=4 out=5", "dp=2 cp=2 reshard=off",
+                                   "dp=2 cp=2 shard=cp", "dp=2 frozen=on bias=off",
+                                   "dp=4 dtype=bf16 wire=f32 fill=normal", "dp=2 microbatches=2"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"sharded_linear",      "sharded_linear dp=2",
                                        "sharded_linear dp=3", "sharded_linear dp=4",
@@ -142,7 +156,7 @@ std::vector<std::string> cases(const std::string& tier) {
        crossed(some, attributes),
        crossed(
            {"sharded_linear dp=3", "sharded_linear dp=8 out=9", "sharded_linear cp=4",
-            "sharded_linear dp=2 cp=2"},
+            "sharded_linear dp=2 cp=2", "sharded_linear dp=2 cp=4 shard=cp"},
            {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
             "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal",
             "dtype=bf16 wire=f32 grad=f32 fill=normal",
@@ -150,7 +164,12 @@ std::vector<std::string> cases(const std::string& tier) {
             "dtype=f32 acc=f64 fill=normal", "dtype=f32 fill=large", "dtype=f32 fill=cancelling"}),
        {"sharded_linear dtype=bf16 grad=f32 local_grad=bf16 fill=normal",
         "sharded_linear dp=4 dtype=f32 wire=bf16 fill=normal",
-        "sharded_linear dp=2 local_grad=bf16", "sharded_linear dp=2 cp=2 order=dp,cp",
+        "sharded_linear dp=2 local_grad=bf16", "sharded_linear dp=2 shard=cp",
+        "sharded_linear dp=3 shard=cp", "sharded_linear cp=3 shard=cp",
+        "sharded_linear dp=4 cp=2 shard=cp reshard=off frozen=on",
+        "sharded_linear dp=2 cp=2 shard=cp microbatches=2",
+        "sharded_linear dp=4 shard=cp microbatches=2 dtype=bf16 wire=f32 grad=f32 fill=normal",
+        "sharded_linear dp=2 cp=2 shard=cp order=dp,cp", "sharded_linear dp=2 cp=2 order=dp,cp",
         "sharded_linear dp=2 cp=4 out=11", "sharded_linear dp=4 out=1",
         "sharded_linear dp=4 out=12",
         "sharded_linear dp=4 microbatches=2 dtype=bf16 grad=f32 wire=f32 "
@@ -197,8 +216,12 @@ Contract sharded_linear() {
                "sharded_linear dp=2 pp=2",          "sharded_linear dp=4 tokens=10",
                "sharded_linear dp=2 cp=2 tokens=6", "sharded_linear dp=2 seq=3 batch=2",
                "sharded_linear dp=2 batch=2",       "sharded_linear dp=2 seq=8 batch=3 tokens=20"};
-  c.witnesses = {"sharded_linear dp=2", "sharded_linear dp=3", "sharded_linear dp=4",
-                 "sharded_linear dp=2 cp=2"};
+  c.witnesses = {"sharded_linear dp=2",
+                 "sharded_linear dp=3",
+                 "sharded_linear dp=4",
+                 "sharded_linear dp=2 cp=2",
+                 "sharded_linear dp=2 cp=2 shard=cp",
+                 "sharded_linear dp=3 shard=cp"};
   return c;
 }
 

@@ -118,12 +118,24 @@ struct LeftLocal final : ShardedLinear {
   }
 };
 
-// Summed over the ranks of one axis of the mesh; the other's have seen other tokens.
-struct ReducedOverCpAlone final : ShardedLinear {
+// Summed over the data-parallel ranks of the mesh; those of cp have seen other tokens.
+struct ReducedOverDpAlone final : ShardedLinear {
   void reduce(Parallel& p, Communicator& group, const View& in, const View& out) override {
     const View sums = p.workspace(in.dtype, in.shape);
-    p.rank.along(Axis::cp).all_reduce(in, sums);
+    p.rank.along(Axis::dp).all_reduce(in, sums);
     convert(own_block_of(group, sums, out.elements()), out);
+  }
+};
+
+// Each rank of dp keeps what its own shards have summed: the copies part.
+struct CopiesLeftLocal final : ShardedLinear {
+  void sum_copies(Parallel&, const View&) override {}
+};
+
+// The mean over the copies of what is a sum over the shards: divided by the ranks of one axis.
+struct CopiesAveraged final : ShardedLinear {
+  void sum_copies(Parallel& p, const View& flat) override {
+    p.rank.along(Axis::dp).all_reduce(flat, flat, Reduce::avg);
   }
 };
 
@@ -205,9 +217,16 @@ const Row rows[] = {
     {"sharded_linear", "sharded_gradient_divided_twice", twin<DividedTwice>, "gradient,adjoint",
      "forward,lockstep", "ByteDance-Seed/VeOmni 1079", "dp=2", "p >= 2; ratio 1/p^2"},
     {"sharded_linear", "sharded_gradient_left_local", twin<LeftLocal>, "gradient,adjoint",
-     "forward", "verl-project/verl 7493, deepspeedai/DeepSpeed 4321", "dp=4", "p >= 2"},
-    {"sharded_linear", "sharded_gradient_reduced_over_cp_alone", twin<ReducedOverCpAlone>,
-     "gradient,ledger", "forward", "NVIDIA-NeMo/Automodel 2768", "dp=2 cp=2", "two axes"},
+     "forward", "deepspeedai/DeepSpeed 4321", "dp=4", "p >= 2"},
+    {"sharded_linear", "sharded_gradient_reduced_over_dp_alone", twin<ReducedOverDpAlone>,
+     "gradient,ledger", "forward", "pytorch/torchtitan 685", "dp=2 cp=2", "two axes"},
+    {"sharded_linear", "sharded_copies_left_local", twin<CopiesLeftLocal>, "gradient,replica",
+     "forward", "NVIDIA-NeMo/Automodel 3135", "dp=2 cp=2 shard=cp", "copies over dp"},
+    {"sharded_linear", "sharded_every_gradient_left_local", twin<CopiesLeftLocal>,
+     "gradient,replica", "forward", "verl-project/verl 7493", "dp=4 shard=cp",
+     "copies over dp, no shards"},
+    {"sharded_linear", "sharded_copies_averaged", twin<CopiesAveraged>, "gradient,adjoint",
+     "forward,replica", "pytorch/pytorch 155903", "dp=2 cp=2 shard=cp", "copies over dp"},
     {"sharded_linear", "sharded_mesh_flattened_dp_first", twin<FlattenedDpFirst>, "forward",
      "lockstep", "a mesh [dp, cp] that is flattened as [cp, dp]", "dp=2 cp=2", "two axes"},
     {"sharded_linear", "sharded_bias_left_out", twin<BiasLeftOut>, "gradient,adjoint",

@@ -72,6 +72,13 @@ TEST(Blocks, RunOverCpFasterThanOverDp) {
             (std::vector<Rows>{{0, 1}, {4}, {2, 3}, {}}));
 }
 
+TEST(Blocks, OfCopiesAreEqual) {
+  // ceil(5/2) = 3 rows a rank of cp, the same for both ranks of dp.
+  EXPECT_EQ(rows_of("dp=2 cp=2 shard=cp out=5", "b"),
+            (std::vector<Rows>{{0, 1, 2}, {3, 4}, {0, 1, 2}, {3, 4}}));
+  EXPECT_EQ(rows_of("dp=2 shard=cp out=3", "b"), (std::vector<Rows>{{0, 1, 2}, {0, 1, 2}}));
+}
+
 // The judge's blocks and the subject's are written apart: they must name the same rows.
 TEST(Blocks, OfJudgeAndSubjectAreTheSame) {
   for (int64_t rows = 1; rows <= 20; ++rows)
@@ -143,6 +150,11 @@ TEST(ShardedTraffic, OneCallMovesAllParameters) {
   EXPECT_EQ(calls("tokens=8 in=3 out=7 dp=2 cp=2"),
             (Calls{"F all_gather cp,dp 8 f64", "B all_gather cp,dp 8 f64",
                    "B reduce_scatter cp,dp 32 f64"}));
+  // 4 rows a rank of cp, and the sum over the copies of what a rank has.
+  EXPECT_EQ(calls("tokens=8 in=3 out=7 dp=2 cp=2 shard=cp wire=f32"),
+            (Calls{"F all_gather cp 16 f64", "B all_gather cp 16 f64", "B reduce_scatter cp 32 f32",
+                   "B all_reduce dp 16 f32"}));
+  EXPECT_EQ(calls("tokens=8 in=3 out=7 dp=2 shard=cp"), (Calls{"B all_reduce dp 28 f64"}));
   EXPECT_EQ(calls(""), Calls{});
 }
 
@@ -250,6 +262,18 @@ TEST(ShardedOnRanks, TheMeanIsTheSumOverP) {
       ASSERT_FALSE(got.empty());
       for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], want[i] / 4);
     }
+}
+
+// Cut over the ranks of dp, or copied on them: the same rows, the same sums.
+TEST(ShardedOnRanks, CopiesHaveTheGradientsThatShardsHave) {
+  const Judged shards = run("dp=2", {"gradient"}), copies = run("dp=2 shard=cp", {"gradient"});
+  for (int operand : {w, b}) {
+    Doubles whole = gradient(shards, 0, operand);
+    const Doubles rest = gradient(shards, 1, operand);
+    whole.insert(whole.end(), rest.begin(), rest.end());
+    EXPECT_EQ(gradient(copies, 0, operand), whole);
+    EXPECT_EQ(gradient(copies, 1, operand), whole);
+  }
 }
 
 // 13 rows over 4 ranks: 4, 4, 4 and 1. Rank 3's flat shard holds b at 28; packed without padding it
