@@ -1,6 +1,7 @@
 #include "reference/running_error.hpp"
 
 #include <cmath>
+#include <limits>
 
 #include "reference/norm.hpp"
 
@@ -96,7 +97,9 @@ Means means_of(const Row& row, In gamma, const Uncertain& g, size_t first, doubl
 
 }  // namespace
 
-double gamma_of(double terms, double u) { return terms * u / (1 - terms * u); }
+double gamma_of(double terms, double u) {
+  return terms * u < 1 ? terms * u / (1 - terms * u) : std::numeric_limits<double>::infinity();
+}
 
 double product_error(double exact, double most, double operations, double u) {
   return most - std::abs(exact) + operations * u * most;

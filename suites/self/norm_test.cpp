@@ -333,6 +333,13 @@ TEST(RunningError, OfAKnownSumIsTheTextbookOne) {
   EXPECT_DOUBLE_EQ(sent.error[0], loss.error[0] + 2 * 0x1p-8 * (4 + loss.error[0]));
 }
 
+// n u / (1 - n u) says nothing from n u = 1 on: it would be negative, and each right value a
+// failure.
+TEST(RunningError, OfSumsAsLongAsOneOverUIsUnbounded) {
+  EXPECT_EQ(reference::gamma_of(255, 0x1p-8), 255);
+  for (double n : {256.0, 257.0, 1024.0}) EXPECT_TRUE(std::isinf(reference::gamma_of(n, 0x1p-8)));
+}
+
 // ---- Traffic in closed form
 
 int64_t elements(const std::string& text, Op op, bool backward, const std::string& label) {
