@@ -62,7 +62,7 @@ class ShardedLinear : public Kernel {
                 std::span<const View> gradients) override;
 
  protected:
-  // Ranks that parameters are gathered from, and over which gradients are summed.
+  // Axes whose ranks parameters are gathered from.
   virtual std::vector<Axis> gathered_over(const Case&) const;
   // Rows of a rank from its flat shard to where they belong in the whole, and from there into it;
   // the own rows of the sum to where the own gradients are.

@@ -25,8 +25,9 @@ int64_t ranks_with_tokens(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c
 int64_t ranks_of_shards(const Case& c) {
   return copied_over_dp(c) ? c.ranks(Axis::cp) : ranks_with_tokens(c);
 }
-// Type that a rank keeps its own gradient in before it is summed; none: it has but those that come
-// next, the wire's or that of the result.
+
+// Type that a rank keeps its own gradient in before it is summed; none: that which comes next, the
+// wire's or the result's.
 std::optional<DType> type_of_local_gradient(const Case& c) {
   return dtype_from(c.text("local_grad"));
 }
