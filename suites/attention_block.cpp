@@ -164,7 +164,7 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
     const Precision p = precision_of(c, Declared{});
     *gauges = {gauge_of(reference::attention_block_loss(s, a, rounding_of(c, p)), p)};
   }
-  return {whole(in[0].shape, reference::attention_block(s, a))};
+  return listed(whole(in[0].shape, reference::attention_block(s, a)));
 }
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,

@@ -117,7 +117,7 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
     const Precision p = precision_of(c, Declared{});
     *gauges = {gauge_of(reference::block_loss(s, a.in, rounding_of(c, p, c.ranks(Axis::tp))), p)};
   }
-  return {whole(in[0].shape, reference::block(s, a.in))};
+  return listed(whole(in[0].shape, reference::block(s, a.in)));
 }
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,

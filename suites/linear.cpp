@@ -114,6 +114,10 @@ reference::Values sum_of_stack(const Whole& w, int64_t elements) {
   return sum;
 }
 
+namespace {
+const reference::Values& as_is(const reference::Values& v) { return v; }
+}  // namespace
+
 std::vector<Whole> forward_of_own_tokens(const OwnTokens& o, std::vector<int64_t> y,
                                          std::span<const Whole> in, std::vector<Gauge>* gauges) {
   const reference::Values none;
@@ -122,8 +126,9 @@ std::vector<Whole> forward_of_own_tokens(const OwnTokens& o, std::vector<int64_t
     return reference::linear(o.shape, size(in[0].value), size(in[1].value), size(b));
   };
   if (gauges)
-    *gauges = {gauge(product(reference::absolute), product(reference::squared), o.shape.in + 1, 1)};
-  return {whole(std::move(y), product([](const reference::Values& v) { return v; }))};
+    *gauges =
+        listed(gauge(product(reference::absolute), product(reference::squared), o.shape.in + 1, 1));
+  return listed(whole(std::move(y), product(as_is)));
 }
 
 std::vector<Whole> backward_of_own_tokens(const OwnTokens& o, std::span<const Whole> in,
@@ -132,13 +137,13 @@ std::vector<Whole> backward_of_own_tokens(const OwnTokens& o, std::span<const Wh
     return reference::linear_backward(o.shape, size(in[0].value), size(in[1].value),
                                       size(cot[0].value));
   };
-  auto d = gradients([](const reference::Values& v) { return v; });
-  std::vector<Whole> out{whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.w))};
+  auto d = gradients(as_is);
+  auto out = listed(whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.w)));
   if (in.size() > 2) out.push_back(whole(in[2].shape, std::move(d.b)));
   if (!gauges) return out;
   auto m = gradients(reference::absolute), s = gradients(reference::squared);
-  *gauges = {gauge(std::move(m.x), std::move(s.x), o.shape.out, 1),
-             gauge(std::move(m.w), std::move(s.w), o.own, o.ranks)};
+  *gauges = listed(gauge(std::move(m.x), std::move(s.x), o.shape.out, 1),
+                   gauge(std::move(m.w), std::move(s.w), o.own, o.ranks));
   if (in.size() > 2) gauges->push_back(gauge(std::move(m.b), std::move(s.b), o.own, o.ranks));
   return out;
 }
@@ -210,13 +215,13 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
   const bool adds = has_bias(c) && !hands_bias_back(c);
   const Values none;
   const Values& b = adds ? in[2].value : none;
-  std::vector<Whole> out{whole(token_shape(c, c.at("out")),
-                               reference::linear(shape_of(c), in[0].value, in[1].value, b))};
+  auto out = listed(whole(token_shape(c, c.at("out")),
+                          reference::linear(shape_of(c), in[0].value, in[1].value, b)));
   if (hands_bias_back(c)) out.push_back(in[2]);
   if (gauges) {
-    *gauges = {gauge_of(sums, [&](auto size) {
+    *gauges = listed(gauge_of(sums, [&](auto size) {
       return reference::linear(shape_of(c), size(in[0].value), size(in[1].value), size(b));
-    })};
+    }));
     if (hands_bias_back(c)) gauges->push_back({});  // moved, not computed
   }
   return out;
@@ -233,22 +238,23 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
     return reference::linear_backward(shape, size(in[0].value), size(in[1].value),
                                       size(cot[0].value));
   };
-  auto as_is = [](const Values& v) -> const Values& { return v; };
   auto d = gradients(as_is);
   if (hands_bias_back(c)) d.b = sum_of_stack(cot[1], shape.out);
 
   const bool due[] = {c.on("input_grad"), !c.on("frozen"), has_bias(c) && !c.on("frozen")};
-  std::vector<Whole> out{due[0] ? whole(in[0].shape, std::move(d.x)) : Whole{},
-                         due[1] ? whole(in[1].shape, std::move(d.w)) : Whole{}};
+  auto out = listed(due[0] ? whole(in[0].shape, std::move(d.x)) : Whole{},
+                    due[1] ? whole(in[1].shape, std::move(d.w)) : Whole{});
   if (has_bias(c)) out.push_back(due[2] ? whole(in[2].shape, std::move(d.b)) : Whole{});
   if (!gauges) return out;
 
-  const auto sizes = gradients(reference::absolute), squares = gradients(reference::squared);
-  *gauges = {gauge(sizes.x, squares.x, sums.x.terms, sums.x.reduced),
-             gauge(sizes.w, squares.w, sums.w.terms, sums.w.reduced)};
+  auto sizes = gradients(reference::absolute), squares = gradients(reference::squared);
+  const auto moved = [](Values& magnitude, Values& square, const Sums& s) {
+    return gauge(std::move(magnitude), std::move(square), s.terms, s.reduced);
+  };
+  *gauges = listed(moved(sizes.x, squares.x, sums.x), moved(sizes.w, squares.w, sums.w));
   if (!has_bias(c)) return out;
   if (!hands_bias_back(c)) {
-    gauges->push_back(gauge(sizes.b, squares.b, sums.b.terms, sums.b.reduced));
+    gauges->push_back(moved(sizes.b, squares.b, sums.b));
   } else {
     Whole absolute{cot[1].shape, reference::absolute(cot[1].value)},
         squared{cot[1].shape, reference::squared(cot[1].value)};

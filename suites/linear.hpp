@@ -41,6 +41,15 @@ Whole whole(std::vector<int64_t> shape, reference::Values);
 // Sums of |terms| and of squared terms: so many terms on a rank, so many ranks on the wire.
 Gauge gauge(reference::Values magnitude, reference::Values squares, int64_t terms, int64_t reduced,
             bool independent = true);
+// A list of what may be large. Braces would copy it.
+template <class T, class... More>
+std::vector<T> listed(T first, More... more) {
+  std::vector<T> list;
+  list.reserve(1 + sizeof...(more));
+  list.push_back(std::move(first));
+  (list.push_back(std::move(more)), ...);
+  return list;
+}
 // A cotangent that is stacked over axes where it is partial: the sum that it denotes.
 reference::Values sum_of_stack(const Whole&, int64_t elements);
 

@@ -95,7 +95,7 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
     const Precision p = precision_of(c, Declared{});
     *gauges = {gauge_of(reference::mlp_loss(s, a, rounding_of(c, p)), p)};
   }
-  return {whole(in[0].shape, reference::mlp(s, a))};
+  return listed(whole(in[0].shape, reference::mlp(s, a)));
 }
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,

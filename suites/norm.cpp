@@ -42,10 +42,10 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
                                         beta_of(in), rounding_of(c, p, 1)),
                         p)};
   }
-  return {whole(in[0].shape,
-                centred(c)
-                    ? reference::layer_norm(in[0].value, in[1].value, beta_of(in), s.width, s.eps)
-                    : reference::rms_norm(in[0].value, in[1].value, s.width, s.eps))};
+  return listed(whole(
+      in[0].shape,
+      centred(c) ? reference::layer_norm(in[0].value, in[1].value, beta_of(in), s.width, s.eps)
+                 : reference::rms_norm(in[0].value, in[1].value, s.width, s.eps)));
 }
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
@@ -55,8 +55,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
       centred(c)
           ? reference::layer_norm_backward(in[0].value, in[1].value, cot[0].value, s.width, s.eps)
           : reference::rms_norm_backward(in[0].value, in[1].value, cot[0].value, s.width, s.eps);
-  std::vector<Whole> out{whole(in[0].shape, std::move(d.x)),
-                         whole(in[1].shape, std::move(d.gamma))};
+  auto out = listed(whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.gamma)));
   if (centred(c)) out.push_back(whole(in[2].shape, std::move(d.beta)));
   if (!gauges) return out;
   const Precision p = precision_of(c, Declared{});

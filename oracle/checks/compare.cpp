@@ -121,19 +121,47 @@ std::vector<Part> parts_of(const Tensor& t) {
   return parts;
 }
 
-// Where nothing is allowed: whether nothing is off in a piece either.
-bool is_due(const Part& part, const Whole& want, Compared& c) {
-  static thread_local std::vector<double> due;
-  due.resize(part.got.size());
+// Where nothing is allowed: takes a piece of which nothing is off either. `equal(i, due, n)` says
+// whether the n elements from the i-th of the piece on are what is due.
+template <class Equal>
+bool is_due(const Part& part, size_t count, const Whole& want, const Equal& equal, Compared& c) {
   int64_t first_at = -1;
-  part.places->each_run(part.first, due.size(), [&](size_t i, int64_t at, size_t n) {
+  bool all = true;
+  part.places->each_run(part.first, count, [&](size_t i, int64_t at, size_t n) {
     if (i == 0) first_at = at;
-    std::copy_n(want.value.begin() + at, n, due.begin() + std::ptrdiff_t(i));
+    const double* due = want.value.data() + at;
+    all = all && equal(i, due, n);
+    c.zeros = c.zeros && std::all_of(due, due + n, [](double v) { return v == 0; });
   });
-  if (!wide::equal(part.got.data(), due.data(), due.size())) return false;
-  c.zeros = c.zeros && std::all_of(due.begin(), due.end(), [](double v) { return v == 0; });
+  if (!all) return false;
   if (c.worst_at < 0) c.worst_at = first_at, c.worst_rank = part.rank, c.worst_bound = 0;
-  c.compared += int64_t(due.size());
+  c.compared += int64_t(count);
+  return true;
+}
+
+// What a rank holds by itself is compared where it lies.
+bool piece_is_due(const Tensor& t, Part& part, const Whole& want, Compared& c) {
+  const Places& places = *part.places;
+  std::optional<Finding> why;
+  if (part.ranks.size() > 1) {
+    if (!load(t, places, part, why)) return false;
+    const auto sums = [&](size_t i, const double* due, size_t n) {
+      return wide::equal(part.got.data() + i, due, n);
+    };
+    if (!is_due(part, part.got.size(), want, sums, c)) return false;
+    part.first += part.got.size();
+    return true;
+  }
+  const ResultTensor* r = find(t, part.rank, places.size(), why);
+  if (!r) return false;
+  const size_t count = std::min(piece, places.size() - part.first), width = size_of(r->dtype);
+  const std::byte* from = r->bytes.data() + part.first * width;
+  const auto stored = [&](size_t i, const double* due, size_t n) {
+    return wide::equal(from + i * width, r->dtype, due, n);
+  };
+  if (!is_due(part, count, want, stored, c)) return false;
+  judging::looked_at(*r, part.first, count);
+  part.first += count;
   return true;
 }
 
@@ -142,18 +170,17 @@ bool is_due(const Part& part, const Whole& want, Compared& c) {
 std::optional<Compared> all_due(const Tensor& t, const Whole& want) {
   std::vector<Part> parts = parts_of(t);
   std::vector<Places> places;
-  for (const Part& part : parts)
-    places.emplace_back(Places::Of::denoted, t.what.shape, t.layout, t.e.mesh, part.rank);
+  places.reserve(parts.size());
+  for (Part& part : parts)
+    part.places =
+        &places.emplace_back(Places::Of::denoted, t.what.shape, t.layout, t.e.mesh, part.rank);
   Compared c;
-  std::optional<Finding> why;
   for (bool more = true; more;) {
     more = false;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      Part& part = parts[i];
-      if (part.first > 0 && part.first >= places[i].size()) continue;
-      if (!load(t, places[i], part, why) || !is_due(part, want, c)) return std::nullopt;
-      part.first += part.got.size();
-      more = more || part.first < places[i].size();
+    for (Part& part : parts) {
+      if (part.first > 0 && part.first >= part.places->size()) continue;
+      if (!piece_is_due(t, part, want, c)) return std::nullopt;
+      more = more || part.first < part.places->size();
     }
   }
   return c;

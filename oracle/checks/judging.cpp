@@ -63,9 +63,17 @@ void read(const ResultTensor& t, std::vector<double>& values) {
 }
 
 void read(const ResultTensor& t, size_t first, size_t n, std::vector<double>& values) {
-  const size_t width = size_of(t.dtype), begin = first * width, end = begin + n * width;
   values.resize(n);
-  wide::load(t.bytes.data() + begin, t.dtype, n, values.data());
+  read(t, first, n, values.data());
+}
+
+void read(const ResultTensor& t, size_t first, size_t n, double* values) {
+  wide::load(t.bytes.data() + first * size_of(t.dtype), t.dtype, n, values);
+  looked_at(t, first, n);
+}
+
+void looked_at(const ResultTensor& t, size_t first, size_t n) {
+  const size_t width = size_of(t.dtype), begin = first * width, end = begin + n * width;
   if (begin / block != end / block || end == t.bytes.size()) t.bytes.release();
 }
 

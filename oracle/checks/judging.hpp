@@ -45,6 +45,9 @@ bool has_gradients(const Contract&, const Case&, const Declared&);
 void read(const ResultTensor&, std::vector<double>& values);
 // The same of `count` elements from `first` on: large results are read in pieces.
 void read(const ResultTensor&, size_t first, size_t count, std::vector<double>& values);
+void read(const ResultTensor&, size_t first, size_t count, double* values);
+// What was looked at in another way than by read(): pages of a file are given back now and then.
+void looked_at(const ResultTensor&, size_t first, size_t count);
 int step_of(const Shot&, std::string_view word);  // place of "B0" in the program; -1
 // A finding when a shot was not run to its end on every rank, with the words of the rank that ended
 // by itself, else of the first one.

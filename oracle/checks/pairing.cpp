@@ -56,19 +56,26 @@ std::optional<Whole> from_files(const Evidence& e, int shot, int feed, int opera
   if (!e.fed || o.role == Operand::index || !e.fed(0, shot, feed, operand)) return std::nullopt;
   const Layout layout = fed_layout(e, operand);
   Whole w{whole_shape(o.shape, layout, e.mesh), {}};
-  w.value.resize(size_t(product(w.shape)));
+  const auto elements = size_t(product(w.shape));
+  w.value.reserve(elements);
+  constexpr size_t few = 64;  // that are not worth a look at the file
   std::vector<double> local;
   for (int r = 0; r < e.mesh.world(); ++r) {
     if (!holds_first_copy(layout, e.mesh, r)) continue;
     const ResultTensor& t = *e.fed(r, shot, feed, operand);
     const Places places(Places::Of::whole, o.shape, layout, e.mesh, r);
     judging::each_piece(places.size(), [&](size_t first, size_t n) {
-      judging::read(t, first, n, local);
+      local.clear();
       places.each_run(first, n, [&](size_t i, int64_t at, size_t count) {
-        std::copy_n(local.begin() + std::ptrdiff_t(i), count, w.value.begin() + at);
+        w.value.resize(std::max(w.value.size(), size_t(at) + count));
+        double* to = w.value.data() + at;
+        if (count > few) return judging::read(t, first + i, count, to);
+        if (local.empty()) judging::read(t, first, n, local);
+        std::copy_n(local.begin() + std::ptrdiff_t(i), count, to);
       });
     });
   }
+  w.value.resize(elements);
   return w;
 }
 
@@ -120,7 +127,7 @@ void add_products(const Evidence& e, int operand, bool gradient, const Dual& wit
   const Layout layout = result_layout(o, gradient);
   const int64_t weight = scaled_weight(layout, e.mesh);
   std::vector<const ResultTensor*> tensors(results.size());
-  std::vector<double> local, dual_local;
+  std::vector<double> dual_local;
   for (int r = 0; r < e.mesh.world(); ++r) {
     const Places places(Places::Of::whole, o.shape, dual(layout), e.mesh, r);
     for (size_t i = 0; i < results.size(); ++i) {
@@ -133,8 +140,10 @@ void add_products(const Evidence& e, int operand, bool gradient, const Dual& wit
       with.read(r, places, first, n, dual_local);
       for (size_t i = 0; i < results.size(); ++i) {
         if (!results[i].complete) continue;
-        judging::read(*tensors[i], first, n, local);
-        results[i].sum.add(local, dual_local, results[i].sign * weight);
+        const ResultTensor& t = *tensors[i];
+        results[i].sum.add(t.bytes.data() + first * size_of(t.dtype), t.dtype, dual_local,
+                           results[i].sign * weight);
+        judging::looked_at(t, first, n);
       }
     };
     judging::each_piece(places.size(), add_piece, wide::few_products);
@@ -208,22 +217,43 @@ void Dot::add(double a, double b, int64_t times) {
   magnitude_ += std::abs(product);
 }
 
+template <class Products>
+bool Dot::add_whole(size_t n, int64_t times, const Products& products) {
+  double sum = 0, magnitude = 0;
+  if (!(is_exact_ && exact_magnitude_ < most_units && products(sum, magnitude))) return false;
+  products_ += int64_t(n);
+  exact_ += (static_cast<__int128>(sum) * times) << 32;
+  exact_magnitude_ += (static_cast<__int128>(magnitude) * std::abs(times)) << 32;
+  return true;
+}
+
 void Dot::add(std::span<const double> a, std::span<const double> b, int64_t times) {
   for (size_t first = 0; first < a.size(); first += wide::few_products) {
     const size_t n = std::min(wide::few_products, a.size() - first);
-    double sum = 0, magnitude = 0;
-    if (is_exact_ && exact_magnitude_ < most_units &&
-        wide::whole_products(&a[first], &b[first], n, sum, magnitude)) {
-      products_ += int64_t(n);
-      exact_ += (static_cast<__int128>(sum) * times) << 32;
-      exact_magnitude_ += (static_cast<__int128>(magnitude) * std::abs(times)) << 32;
+    if (add_whole(n, times, [&](double& sum, double& magnitude) {
+          return wide::whole_products(&a[first], &b[first], n, sum, magnitude);
+        }))
       continue;
-    }
     for (size_t i = first; i < first + n; ++i) {
       // An infinity that nothing depends on (lse of an empty row) counts for nothing; a NaN counts.
       if (std::isinf(a[i]) && b[i] == 0) continue;
       add(a[i], b[i], times);
     }
+  }
+}
+
+void Dot::add(const std::byte* elements, DType dtype, std::span<const double> b, int64_t times) {
+  for (size_t first = 0; first < b.size(); first += wide::few_products) {
+    const size_t n = std::min(wide::few_products, b.size() - first);
+    const std::byte* from = elements + first * size_of(dtype);
+    if (add_whole(n, times, [&](double& sum, double& magnitude) {
+          return wide::whole_products(from, dtype, &b[first], n, sum, magnitude);
+        }))
+      continue;
+    static thread_local std::vector<double> values;
+    values.resize(n);
+    wide::load(from, dtype, n, values.data());
+    add(values, b.subspan(first, n), times);
   }
 }
 
@@ -315,24 +345,21 @@ std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<
             backward = judging::step_of(e.shots[size_t(shot)], "B0");
   for (int o = e.inputs; o < int(e.operands.size()); ++o) {
     const Dual y(e, shot, o);
-    std::vector<PairedResult> with{{shot, forward}};
-    add_products(e, o, false, y, with);
-    const long double allowed = rounds ? slack_of(e, feed, o, false, y.whole()) : 0;
-    std::vector<PairedResult> lhs;
-    for (size_t i = 0; i < all.size(); ++i) {
-      Pairing& p = all[i];
-      p.lhs.add(with[0].sum);
-      p.allowed += allowed;
-      p.complete = p.complete && with[0].complete;
-      lhs.push_back({inputs[i].without, 0, -1, p.lhs, p.complete && inputs[i].without >= 0});
-    }
+    std::vector<PairedResult> lhs{{shot, forward}};  // F(.., x, ..), then each F(.., 0, ..)
+    for (size_t i = 0; i < all.size(); ++i)
+      lhs.push_back({inputs[i].without, 0, -1, {}, all[i].complete && inputs[i].without >= 0});
     add_products(e, o, false, y, lhs);
+    const PairedResult& with = lhs[0];
+    const long double allowed = rounds ? slack_of(e, feed, o, false, y.whole()) : 0;
     for (size_t i = 0; i < all.size(); ++i) {
       Pairing& p = all[i];
+      p.lhs.add(with.sum);
+      p.allowed += allowed;
+      p.complete = p.complete && with.complete;
       const int without = inputs[i].without;
       if (without < 0) continue;
-      p.lhs = lhs[i].sum;
-      p.complete = lhs[i].complete;
+      if (with.complete) p.lhs.add(lhs[i + 1].sum);
+      p.complete = p.complete && lhs[i + 1].complete;
       if (rounds) p.allowed += slack_of(e, e.shots[size_t(without)].feeds[0], o, false, y.whole());
     }
   }

@@ -9,14 +9,16 @@
 
 namespace shardproof {
 
-// A sum of products. Exact while every factor is a multiple of 2^-16 of at most 2^34 and the
-// magnitudes of the products add up to less than 2^94 (2^126 units of 2^-32; one product more has at
-// most 2^100, times the ranks of a world); else in long double. Multiples of 2^-16: integers, scaled
-// by fractions such as 1/2.
+// A sum of products. Exact at least while every factor is a multiple of 2^-16 of at most 2^34 and
+// the magnitudes of the products add up to less than 2^94 (2^126 units of 2^-32; one product more
+// has at most 2^100, times the ranks of a world); else in long double. Multiples of 2^-16:
+// integers, scaled by fractions such as 1/2.
 class Dot {
  public:
   void add(double a, double b, int64_t times);
   void add(std::span<const double> a, std::span<const double> b, int64_t times);
+  // The first factors as they are stored.
+  void add(const std::byte* elements, DType, std::span<const double> b, int64_t times);
   void add(const Dot&);
   long double value() const {
     return is_exact_ ? static_cast<long double>(exact_) * 0x1p-32L : rounded_;
@@ -26,6 +28,10 @@ class Dot {
   bool equals(const Dot&) const;  // false where either side is NaN
 
  private:
+  // Takes products of at most wide::few_products whole numbers, where it still adds such up
+  // exactly.
+  template <class Products>
+  bool add_whole(size_t n, int64_t times, const Products&);
   void round();  // from here on in long double, from the exact sums so far
   bool is_exact_ = true;
   __int128 exact_ = 0, exact_magnitude_ = 0;  // units of 2^-32

@@ -505,6 +505,14 @@ TEST(Wide, LoadsWhatOneElementLoads) {
   }
 }
 
+// At an odd address.
+std::vector<std::byte> stored(const std::vector<double>& values, DType dtype) {
+  std::vector<std::byte> bytes(1 + std::max<size_t>(1, values.size()) * size_of(dtype));
+  for (size_t i = 0; i < values.size(); ++i)
+    store(&bytes[1 + i * size_of(dtype)], dtype, values[i]);
+  return bytes;
+}
+
 TEST(Wide, SeesTheOneThatIsOff) {
   for (size_t n = 0; n < 20; ++n) {
     std::vector<double> a(n);
@@ -516,12 +524,27 @@ TEST(Wide, SeesTheOneThatIsOff) {
         b[i] = off;
         EXPECT_FALSE(wide::equal(a.data(), b.data(), n)) << i << " of " << n;
         EXPECT_EQ(wide::equal(b.data(), b.data(), n), !std::isnan(off));
+        for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+          const auto was = stored(a, dtype), is = stored(b, dtype);
+          EXPECT_TRUE(wide::equal(&was[1], dtype, a.data(), n)) << name(dtype);
+          EXPECT_FALSE(wide::equal(&is[1], dtype, a.data(), n)) << name(dtype);
+          EXPECT_FALSE(wide::equal(&was[1], dtype, b.data(), n)) << name(dtype);
+          EXPECT_EQ(wide::equal(&is[1], dtype, b.data(), n), !std::isnan(off)) << name(dtype);
+        }
       }
+  }
+  std::vector<double> many(2000, 3);  // more than are loaded at a time
+  const auto bytes = stored(many, DType::bf16);
+  EXPECT_TRUE(wide::equal(&bytes[1], DType::bf16, many.data(), many.size()));
+  for (const size_t i : {0, 511, 512, 1999}) {
+    std::vector<double> b = many;
+    b[i] = 4;
+    EXPECT_FALSE(wide::equal(&bytes[1], DType::bf16, b.data(), b.size())) << i;
   }
 }
 
 TEST(Wide, ProductsAreWholeOrNot) {
-  for (size_t n = 0; n < 20; ++n) {
+  for (size_t n = 0; n < 40; ++n) {
     std::vector<double> a(n), b(n);
     int64_t sum = 0, magnitude = 0;
     for (size_t i = 0; i < n; ++i) {
@@ -533,15 +556,41 @@ TEST(Wide, ProductsAreWholeOrNot) {
     EXPECT_TRUE(wide::whole_products(a.data(), b.data(), n, s, m));
     EXPECT_EQ(s, double(sum));
     EXPECT_EQ(m, double(magnitude));
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      EXPECT_TRUE(wide::whole_products(&stored(a, dtype)[1], dtype, b.data(), n, s, m));
+      EXPECT_EQ(s, double(sum));
+      EXPECT_EQ(m, double(magnitude));
+    }
     for (size_t i = 0; i < n; ++i)
-      for (const double other :
-           {0.5, -0x1p-60, 0x1p20, -0x1p20, 0x1p60, nan_value, inf_value, -inf_value}) {
+      for (const double other : {0.5, -0x1p-60, 0x1p51 + 0.5, 0x1p60, 0x1p120, nan_value, inf_value,
+                                 -inf_value}) {
         std::vector<double> odd = a;
         odd[i] = other;
         EXPECT_FALSE(wide::whole_products(odd.data(), b.data(), n, s, m)) << other << " at " << i;
         EXPECT_FALSE(wide::whole_products(b.data(), odd.data(), n, s, m)) << other << " at " << i;
+        for (const DType dtype : {DType::f64, DType::f32})
+          if (dtype == DType::f64 || double(float(other)) == other || std::isnan(other)) {
+            EXPECT_FALSE(wide::whole_products(&stored(odd, dtype)[1], dtype, b.data(), n, s, m))
+                << other << " at " << i << " as " << name(dtype);
+          }
       }
   }
+}
+
+// 2^53 and beyond: doubles no longer hold every sum. In bf16, more than are loaded at a time.
+TEST(Wide, WholeSumsAreBelowWhatDoublesHold) {
+  double s = 0, m = 0;
+  std::vector<double> a(2048, 0x1p21), b(2048, 0x1p20);  // 2^52 in all
+  const auto bytes = stored(a, DType::bf16);
+  EXPECT_TRUE(wide::whole_products(a.data(), b.data(), a.size(), s, m));
+  EXPECT_EQ(s, 0x1p52);
+  EXPECT_TRUE(wide::whole_products(&bytes[1], DType::bf16, b.data(), a.size(), s, m));
+  EXPECT_EQ(s, 0x1p52);
+  for (double& v : b) v = -0x1p21;  // -2^53
+  EXPECT_FALSE(wide::whole_products(a.data(), b.data(), a.size(), s, m));
+  EXPECT_FALSE(wide::whole_products(&bytes[1], DType::bf16, b.data(), a.size(), s, m));
+  b[2000] = 0.5, b[0] = 0, b[1] = 0;
+  EXPECT_FALSE(wide::whole_products(&bytes[1], DType::bf16, b.data(), a.size(), s, m));
 }
 
 TEST(Dot, TakesListsAsItTakesSingleProducts) {
@@ -555,8 +604,10 @@ TEST(Dot, TakesListsAsItTakesSingleProducts) {
   halves.add(std::span(a).first(1'000'000), std::span(b).first(1'000'000), 2);
   half.add(std::span(a).subspan(1'000'000), std::span(b).subspan(1'000'000), 2);
   halves.add(half);
+  Dot of_bytes;
+  of_bytes.add(reinterpret_cast<const std::byte*>(a.data()), DType::f64, b, 2);
   EXPECT_EQ(list.error(), 0);
-  EXPECT_TRUE(list.equals(single) && halves.equals(single));
+  EXPECT_TRUE(list.equals(single) && halves.equals(single) && of_bytes.equals(single));
   int64_t want = 0;  // in halves
   for (size_t i = 0; i < a.size(); ++i) want += int64_t(a[i]) * int64_t(2 * b[i]);
   EXPECT_EQ(list.value(), (long double)want);
@@ -564,6 +615,10 @@ TEST(Dot, TakesListsAsItTakesSingleProducts) {
   Dot rounded;
   rounded.add(a, b, 2);
   EXPECT_GT(rounded.error(), 0);
+  Dot rounded_bytes;
+  rounded_bytes.add(reinterpret_cast<const std::byte*>(a.data()), DType::f64, b, 2);
+  EXPECT_EQ(rounded_bytes.error(), rounded.error());
+  EXPECT_TRUE(rounded_bytes.equals(rounded));
   EXPECT_FALSE(rounded.equals(list));
   halves.add(rounded);
   EXPECT_EQ(halves.value(), list.value() + rounded.value());

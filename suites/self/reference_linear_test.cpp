@@ -35,6 +35,34 @@ TEST(ReferenceLinear, ProductsAndSumsOfTwoTokens) {
   EXPECT_EQ(d.b, (Values{1, 1, 5}));
 }
 
+// 1300 tokens are more than two blocks of them. Integers, of which every order makes one sum.
+TEST(ReferenceLinear, TokensInBlocksAreTokensInARow) {
+  const LinearShape s{1300, 5, 3};
+  Values x(1300 * 5), w(15), g(1300 * 3), b{1, 2, -3}, y, dx, dw(15), db(3);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = double(i * 37 % 23) - 11;
+  for (size_t i = 0; i < w.size(); ++i) w[i] = double(i * 5 % 9) - 4;
+  for (size_t i = 0; i < g.size(); ++i) g[i] = double(i * 31 % 17) - 8;
+  for (size_t t = 0; t < 1300; ++t) {
+    for (size_t o = 0; o < 3; ++o) {
+      double sum = 0;
+      for (size_t i = 0; i < 5; ++i) sum += x[t * 5 + i] * w[o * 5 + i];
+      y.push_back(sum + b[o]);
+      for (size_t i = 0; i < 5; ++i) dw[o * 5 + i] += g[t * 3 + o] * x[t * 5 + i];
+      db[o] += g[t * 3 + o];
+    }
+    for (size_t i = 0; i < 5; ++i) {
+      double sum = 0;
+      for (size_t o = 0; o < 3; ++o) sum += g[t * 3 + o] * w[o * 5 + i];
+      dx.push_back(sum);
+    }
+  }
+  EXPECT_EQ(linear(s, x, w, b), y);
+  const LinearGradients d = linear_backward(s, x, w, g);
+  EXPECT_EQ(d.x, dx);
+  EXPECT_EQ(d.w, dw);
+  EXPECT_EQ(d.b, db);
+}
+
 TEST(ReferenceLinear, SizesThatDoNotFitAreRefused) {
   EXPECT_THROW(linear({2, 2, 3}, Values(3), Values(6), {}), std::invalid_argument);
   EXPECT_THROW(linear_backward({2, 2, 3}, Values(4), Values(6), Values(5)), std::invalid_argument);
