@@ -1,12 +1,14 @@
 // U: may several forwards be in flight, and do gradients of microbatches add up?
 //
-//   F0 F1 B0 B1             gives the bits of F0 B0 F1 B1, whose second half gives its own truth by
-//                           the calls of the first
+//   F0 F1 F2 B1 B0 B2       gives the bits of F0 B0 (the base shot) and of F1 B1 F2 B2, whose F1 B1
+//                           gives its own truth and which makes the calls of F0 B0 twice. The
+//                           third forward takes the place of the first in a pool of two; the order
+//                           of the backwards is neither that of a queue nor that of a stack, and
+//                           what the last forward was given is there until the end.
 //   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of
-//   parameters
-//                           are running sums, zero at the step's start: after the last backward
-//                           they hold the sum of n truths. A second step on other data, its sums
-//                           zeroed again, must not remember the first.
+//   F0 F1 ... B0 B1 ...     parameters are running sums, zero at the step's start: after the last
+//                           backward they hold the sum of n truths. The second step, on other
+//                           data, its sums zeroed again, must not remember the first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,20 +35,25 @@ Feed reseeded(Feed f, int n) {
 void plan(const Evidence& e, std::vector<Shot>& shots) {
   const Feed base = shots.at(0).feeds.at(0);
   Shot s;
-  s.feeds = {base, reseeded(base, 1)};
+  s.feeds = {base, reseeded(base, 1), reseeded(base, 2)};
   s.name = interleaved;
-  s.program = "F0 F1 B0 B1";
+  s.program = "F0 F1 F2 B1 B0 B2";
   shots.push_back(s);
   s.name = sequential;
-  s.program = "F0 B0 F1 B1";
+  s.program = "F1 B1 F2 B2";
   shots.push_back(s);
   const int n = microbatches_of(e);
   if (n < 2) return;
   s.accumulate = true;
-  s.program.clear();
-  for (int m = 0; m < n; ++m) s.program += fmt::format("{}F{} B{}", m ? " " : "", m, m);
+  std::string forwards, backwards, pairs;
+  for (int m = 0; m < n; ++m) {
+    forwards += fmt::format("F{} ", m);
+    backwards += fmt::format("{}B{}", m ? " " : "", m);
+    pairs += fmt::format("{}F{} B{}", m ? " " : "", m, m);
+  }
   for (int step = 0; step < 2; ++step) {
     s.name = steps[step];
+    s.program = step == 0 ? pairs : forwards + backwards;
     s.feeds.clear();
     for (int m = 0; m < n; ++m) s.feeds.push_back(reseeded(base, step * n + m));
     shots.push_back(s);
@@ -55,18 +62,37 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
 
 // ---- Forwards in flight
 
-// Two feeds that give the same results everywhere could not show a state that is overwritten.
-bool feeds_differ(const Evidence& e, int shot) {
-  const Shot& s = e.shots[size_t(shot)];
-  for (const auto& [a, b] : {std::pair{"F0", "F1"}, std::pair{"B0", "B1"}})
-    for (int r = 0; r < e.mesh.world(); ++r)
-      for (const ResultTensor& t : e.record(r, shot).results) {
-        if (t.step != judging::step_of(s, a)) continue;
-        const ResultTensor* other =
-            e.result(r, shot, judging::step_of(s, b), t.operand, t.gradient);
-        if (other && !judging::same_bytes(t, *other)) return true;
-      }
+// A word of the interleaved shot, and the shot in which it stands alone.
+struct Alone {
+  const char* word;
+  int shot;
+};
+
+std::vector<Alone> words_alone(const Evidence& e) {
+  const int pairs = e.find_shot(sequential);
+  return {{"F0", 0}, {"F1", pairs}, {"F2", pairs}, {"B0", 0}, {"B1", pairs}, {"B2", pairs}};
+}
+
+bool results_differ(const Evidence& e, const Alone& a, const Alone& b) {
+  const int step_a = judging::step_of(e.shots[size_t(a.shot)], a.word),
+            step_b = judging::step_of(e.shots[size_t(b.shot)], b.word);
+  for (int r = 0; r < e.mesh.world(); ++r)
+    for (const ResultTensor& t : e.record(r, a.shot).results) {
+      if (t.step != step_a) continue;
+      const ResultTensor* other = e.result(r, b.shot, step_b, t.operand, t.gradient);
+      if (other && !judging::same_bytes(t, *other)) return true;
+    }
   return false;
+}
+
+// Feeds that give the same results everywhere could not show a state that is overwritten.
+bool feeds_differ(const Evidence& e) {
+  const std::vector<Alone> words = words_alone(e);
+  for (const auto& [i, j] : {std::pair{0, 1}, std::pair{1, 2}, std::pair{0, 2}})
+    if (!results_differ(e, words[size_t(i)], words[size_t(j)]) &&
+        !results_differ(e, words[size_t(i + 3)], words[size_t(j + 3)]))
+      return false;
+  return true;
 }
 
 struct Tally {
@@ -77,13 +103,20 @@ struct Tally {
   std::string vacuous;
 };
 
+// Where the base shot is wrong by itself, `forward` and `gradient` say so.
+bool wrong_alone(const Evidence& e, const Alone& a) {
+  return a.shot == 0 && !judging::against_truth(e, 0, a.word, a.word[0] == 'B').findings.empty();
+}
+
 void judge_order(const Evidence& e, Tally& total) {
-  const int mixed = e.find_shot(interleaved), plain = e.find_shot(sequential);
+  const int mixed = e.find_shot(interleaved);
   total.exact = e.declared.deterministic;
-  for (const char* word : {"F0", "F1", "B0", "B1"}) {
-    const int step = judging::step_of(e.shots[size_t(mixed)], word);
+  for (const Alone& alone : words_alone(e)) {
+    const char* word = alone.word;
+    const Shot &in_flight = e.shots[size_t(mixed)], &by_itself = e.shots[size_t(alone.shot)];
     judging::Agreement a = judging::same_results(
-        e, {mixed, step, plain, judging::step_of(e.shots[size_t(plain)], word)});
+        e,
+        {mixed, judging::step_of(in_flight, word), alone.shot, judging::step_of(by_itself, word)});
     total.compared += a.compared;
     total.spread = std::max(total.spread, a.spread);
     if (!e.declared.deterministic) {
@@ -91,30 +124,35 @@ void judge_order(const Evidence& e, Tally& total) {
       total.ratio = std::max(total.ratio, j.ratio);
       a.findings = std::move(j.findings);
     }
+    if (!a.findings.empty() && e.declared.deterministic && wrong_alone(e, alone)) continue;
     for (Finding& f : a.findings) {
-      f.message += fmt::format("{}{} of F0 F1 B0 B1 against F0 B0 F1 B1",
-                               f.message.empty() ? "" : ", ", word);
+      f.message += fmt::format("{}{} of {} against {}", f.message.empty() ? "" : ", ", word,
+                               in_flight.program, by_itself.program);
       f.means =
-          "what one forward saved was overwritten or used up by another: keep it in the saved "
-          "state, not in the kernel";
+          word[0] == 'F'
+              ? "right the first time and wrong the second or third: something of a forward before "
+                "it was kept"
+              : "what one forward saved was overwritten or used up by another: keep it in the "
+                "saved state, not in the kernel";
       total.findings.push_back(std::move(f));
     }
   }
 }
 
-// Both orders may go wrong alike: where the first forward and backward are right, the second ones of a
-// step are held against their own truth, too.
+// Both orders may go wrong alike: where the base forward and backward are right, those on other
+// data are held against their own truth, too.
 void judge_second(const Evidence& e, Tally& total) {
-  const int plain = e.find_shot(sequential);
-  for (const auto& [first, second] : {std::pair{"F0", "F1"}, std::pair{"B0", "B1"}}) {
-    const bool gradient = first[0] == 'B';
-    if (!judging::against_truth(e, plain, first, gradient).findings.empty()) return;
-    judging::Judgement j = judging::against_truth(e, plain, second, gradient);
+  const int pairs = e.find_shot(sequential);
+  for (const Alone& second : {Alone{"F1", pairs}, Alone{"B1", pairs}}) {
+    const bool gradient = second.word[0] == 'B';
+    judging::Judgement j = judging::against_truth(e, pairs, second.word, gradient);
+    if (!j.findings.empty() && wrong_alone(e, {gradient ? "B0" : "F0", 0})) return;
     total.compared += j.compared;
     total.exact = total.exact && j.exact;
     total.ratio = std::max(total.ratio, j.ratio);
     for (Finding& f : j.findings) {
-      f.message += fmt::format("{}{} of F0 B0 F1 B1", f.message.empty() ? "" : ", ", second);
+      f.message += fmt::format("{}{} of {}", f.message.empty() ? "" : ", ", second.word,
+                               e.shots[size_t(pairs)].program);
       f.means =
           "right the first time and wrong the second: something of the first forward was kept, or "
           "the data of the first do not show what is wrong: another seed may";
@@ -133,23 +171,22 @@ LedgerEntry without_sizes(LedgerEntry entry) {
   return without_number(std::move(entry));
 }
 
-// The second forward and backward of a step make the calls of the first. How much each of them moves
-// may follow from what its feed makes: a routing.
+// Two pairs of forward and backward make the calls of the base shot twice. How much each of them
+// moves may follow from what its feed makes: a routing.
 void judge_calls(const Evidence& e, Tally& total) {
   if (e.declared.own_communication) return;
   const int plain = e.find_shot(sequential);
+  const std::string& program = e.shots[size_t(plain)].program;
   const bool sized_by_data = std::any_of(e.operands.begin(), e.operands.end(),
                                          [](const Operand& o) { return o.made != nullptr; });
-  const auto alike = [&](const LedgerEntry& met, const LedgerEntry& due, bool first) {
-    return sized_by_data && !first ? without_sizes(met) == without_sizes(due)
-                                   : without_number(met) == without_number(due);
+  const auto alike = [&](const LedgerEntry& met, const LedgerEntry& due) {
+    return sized_by_data ? without_sizes(met) == without_sizes(due)
+                         : without_number(met) == without_number(due);
   };
   for (int r = 0; r < e.mesh.world(); ++r) {
     const auto &once = e.record(r, 0).ledger, &twice = e.record(r, plain).ledger;
     size_t i = 0;
-    while (i < twice.size() && i < 2 * once.size() &&
-           alike(twice[i], once[i % once.size()], i < once.size()))
-      ++i;
+    while (i < twice.size() && i < 2 * once.size() && alike(twice[i], once[i % once.size()])) ++i;
     if (i == twice.size() && i == 2 * once.size()) continue;
     Finding f;
     f.check = "accumulate";
@@ -157,13 +194,17 @@ void judge_calls(const Evidence& e, Tally& total) {
     f.ranks = {r};
     const std::string met = i < twice.size() ? text(twice[i]) : "no further call";
     const std::string due = i < 2 * once.size() ? text(once[i % once.size()]) : "no further call";
-    f.message = twice.size() == 2 * once.size()
-                    ? fmt::format("call {} of the {} of F0 B0 F1 B1 is another than that of F0 B0: {}; there {}",
-                                  i + 1, twice.size(), met, due)
-                    : fmt::format("F0 B0 F1 B1 makes {}, expected twice the {} of F0 B0; the first that differs: {}; there {}",
-                                  number_of(int64_t(twice.size()), "call"), once.size(), met, due);
-    f.means = i < once.size() ? "a forward or backward makes other calls when others follow it"
-                              : "the second forward or backward of a step makes other calls than the first";
+    f.message =
+        twice.size() == 2 * once.size()
+            ? fmt::format("call {} of the {} of {} is another than that of F0 B0: {}; there {}",
+                          i + 1, twice.size(), program, met, due)
+            : fmt::format(
+                  "{} makes {}, expected twice the {} of F0 B0; the first that differs: {}; there "
+                  "{}",
+                  program, number_of(int64_t(twice.size()), "call"), once.size(), met, due);
+    f.means = i < once.size()
+                  ? "a forward or backward makes other calls when others follow it"
+                  : "the second forward or backward of a step makes other calls than the first";
     total.findings.push_back(std::move(f));
     return;
   }
@@ -195,8 +236,9 @@ std::string meaning(int step) {
                "the others, or left out, or is wrong by itself on data unlike the base ones: "
                "another seed may show it"
              : "the sum is not that of this step alone: something of the step before it was "
-               "kept, in the kernel or in its buffers, or one gradient is wrong on data unlike "
-               "those before: another seed may show it";
+               "kept, in the kernel or in its buffers, or what a forward set was read by the "
+               "backward of another, or one gradient is wrong on data unlike those before: "
+               "another seed may show it";
 }
 
 void judge_sums(const Evidence& e, int step, Tally& total) {
@@ -226,7 +268,7 @@ CheckResult judge(const Evidence& e) {
   for (const Shot& s : e.shots)
     if (s.name.starts_with("accumulate:"))
       if (auto f = judging::incomplete(e, s.name)) return judging::conclude("accumulate", 0, {*f});
-  for (const char* shot : {interleaved, sequential})
+  for (const char* shot : {"base", interleaved, sequential})
     if (auto f = judging::incomplete(e, shot)) return judging::conclude("accumulate", 0, {*f});
   Tally total;
   judge_order(e, total);
@@ -235,10 +277,10 @@ CheckResult judge(const Evidence& e) {
   if (microbatches_of(e) > 1)
     for (int step : {0, 1})
       if (total.findings.empty()) judge_sums(e, step, total);
-  if (total.findings.empty() && !feeds_differ(e, e.find_shot(sequential)))
+  if (total.findings.empty() && !feeds_differ(e))
     return judging::conclude(
         "accumulate", 0, {},
-        "both feeds give the same results, so state that is overwritten would not show");
+        "two feeds give the same results, so state that is overwritten would not show");
   std::string note;
   if (!e.declared.deterministic)
     note = fmt::format("declared not deterministic: spread {}", judging::number(total.spread));
@@ -256,14 +298,15 @@ CheckResult judge(const Evidence& e) {
 }  // namespace
 
 Check accumulate_check() {
-  return {.name = "accumulate",
-          .letter = 'U',
-          .asks =
-              "may several forwards be in flight: F0 F1 B0 B1 gives the bits of F0 B0 F1 B1; do "
-              "gradients of microbatches add up",
-          .due = judging::has_gradients,
-          .plan = plan,
-          .judge = judge};
+  return {
+      .name = "accumulate",
+      .letter = 'U',
+      .asks =
+          "may several forwards be in flight: F0 F1 F2 B1 B0 B2 gives the bits of each alone; do "
+          "gradients of microbatches add up",
+      .due = judging::has_gradients,
+      .plan = plan,
+      .judge = judge};
 }
 
 }  // namespace shardproof

@@ -13,7 +13,7 @@
 
 namespace shardproof::prepared {
 
-inline constexpr int case_version = 1;
+inline constexpr int case_version = 2;
 
 // 32 hex digits, XXH3 of 128 bits.
 std::string digest_of(std::span<const std::byte>);

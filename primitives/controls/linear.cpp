@@ -1,6 +1,7 @@
 // Broken twins of the linears and of the MLP. Each replaces one step of the healthy layer; the
 // comment above a twin names the mistake.
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "oracle/registry.hpp"
@@ -63,6 +64,30 @@ class InputKeptInLayer final : public LinearColumn {
 
  private:
   std::unique_ptr<Saved> latest_;
+};
+
+// States lie in two places of the layer, taken in turn: the third forward takes that of the first.
+class StatesInTwoPlaces final : public LinearColumn {
+ public:
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    auto place = std::make_unique<Place>();
+    place->number = forwards_++ % std::size(states_);
+    states_[place->number] = LinearColumn::forward(rank, inputs, outputs);
+    return place;
+  }
+  void backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    Saved& state = *states_[static_cast<const Place&>(saved).number];
+    LinearColumn::backward(rank, state, cotangents, gradients);
+  }
+
+ private:
+  struct Place : Saved {
+    size_t number = 0;
+  };
+  std::unique_ptr<Saved> states_[2];
+  size_t forwards_ = 0;
 };
 
 // A weight that is handed whole is cut as one block: gate against gate, queries against the keys
@@ -169,6 +194,36 @@ struct BiasGradientLocal final : RowParallel {
   }
 };
 
+// db is summed over the ranks once a step, when the forward says that its microbatch is the last; a
+// backward that comes after that forward sums what was summed again.
+struct BiasGradientLocalInSteps final : RowParallel {
+  void bias_gradient(Parallel& p, const View& g, const View& whole, const View& db) override {
+    if (!p.rank.accumulates()) return RowParallel::bias_gradient(p, g, whole, db);
+    column_sums(g, db, p.accumulate);
+  }
+};
+class BiasReducedWithLastForward final : public LinearRow {
+ public:
+  BiasReducedWithLastForward() : LinearRow(std::make_unique<BiasGradientLocalInSteps>()) {}
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    if (rank.accumulates()) last_ = ++forwards_ % rank.line().at("microbatches") == 0;
+    return LinearRow::forward(rank, inputs, outputs);
+  }
+  void backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    LinearRow::backward(rank, saved, cotangents, gradients);
+    if (!rank.accumulates() || !last_) return;
+    const View &sum = gradients[2], own = rank.workspace(sum.dtype, sum.shape);
+    copy(sum, own);
+    rank.along(Axis::tp).all_reduce(own, sum);
+  }
+
+ private:
+  int64_t forwards_ = 0;
+  bool last_ = false;
+};
+
 // Without sp every rank has seen all tokens, and db is summed all the same.
 struct WholeBiasGradientSummed final : RowParallel {
   void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
@@ -250,6 +305,9 @@ const Row rows[] = {
     {"linear_column", "input_kept_in_layer", twin<InputKeptInLayer>, "accumulate",
      "forward,gradient,adjoint,repeat", "deepspeedai/DeepSpeed 2800, pytorch/pytorch 139404",
      "tp=2 sp=on", "two forwards in flight"},
+    {"linear_column", "saved_state_pool_of_two", twin<StatesInTwoPlaces>, "accumulate",
+     "forward,gradient,adjoint,repeat", "neighbour of input_kept_in_layer", "tp=2 sp=on",
+     "three forwards in flight"},
     {"linear_column", "qkv_contiguous", twin<CutAsOneBlock>, "forward", "adjoint,ledger",
      "awslabs/slapo 46", "tp=2 heads=8 kv_heads=4 whole_weight=on", "p >= 2, kv_heads < heads"},
     {"linear_column", "fused_gate_up_contiguous", twin<CutAsOneBlock>, "forward", "adjoint,ledger",
@@ -281,6 +339,9 @@ const Row rows[] = {
     {"linear_row", "bias_summed_over_dp", row_with<BiasSummedOverDp>, "gradient", "forward",
      "a replicated parameter reduced over the data-parallel axis alone", "tp=2 dp=2 sp=on",
      "tp=2 dp=2 sp=on"},
+    {"linear_row", "row_bias_reduced_with_last_forward", twin<BiasReducedWithLastForward>,
+     "accumulate", "forward,gradient,ledger,repeat", "meta-pytorch/torchrec 4758",
+     "tp=2 sp=on microbatches=2", "all forwards of a step before its backwards"},
     {"linear_row", "row_bias_gradient_local", row_with<BiasGradientLocal>, "gradient,replica",
      "forward", "NVIDIA/Megatron-LM 20b7a54", "tp=4 sp=on", "sp=on"},
     {"linear_row", "row_bias_gradient_summed_whole", row_with<WholeBiasGradientSummed>, "gradient",

@@ -1226,22 +1226,63 @@ TEST(Repeat, OneUlpUnderDelays) {
   EXPECT_EQ(play->judge_again("repeat").verdict, Verdict::failed);
 }
 
+// y = x with the gradient x dy, so that the backward needs what its forward has read. `state_for` is
+// asked in each backward for the number of the forward whose state it gets.
+CheckResult with_states(const std::function<size_t(size_t forwards, size_t backwards)>& state_for) {
+  auto states = std::make_shared<std::vector<Locals>>();
+  auto backwards = std::make_shared<size_t>(0);
+  const auto saves = [=](const Locals& x) {
+    states->push_back(x);
+    return x;
+  };
+  const auto uses = [=](const Locals& y) {
+    Locals g = y;
+    const Locals& x = states->at(state_for(states->size(), (*backwards)++));
+    for (size_t r = 0; r < g.size(); ++r)
+      for (size_t i = 0; i < g[r].size(); ++i) g[r][i] *= x[r][i];
+    return g;
+  };
+  Contract c = contract({4, 6}, on_tp(I()), on_tp(I()));
+  c.backward = [](const Case&, std::span<const Whole> x, std::span<const Whole> y,
+                  std::vector<Gauge>*) {
+    Whole g = y[0];
+    for (size_t i = 0; i < g.value.size(); ++i) g.value[i] *= x[0].value[i];
+    return std::vector<Whole>{g};
+  };
+  return Play(std::move(c), "tp=3", saves, uses).judge("accumulate");
+}
+
 TEST(Accumulate, SavedStateThatIsOverwritten) {
   EXPECT_EQ(reduce(3)->judge("accumulate").verdict, Verdict::passed);
   // The backward uses the input of the forward that came last.
-  auto last = std::make_shared<Locals>();
-  const auto saves = [last](const Locals& x) { return all_reduce(*last = x); };
-  const auto uses = [last](const Locals& y) {
-    Locals g = y;
-    for (size_t r = 0; r < g.size(); ++r)
-      for (size_t i = 0; i < g[r].size(); ++i) g[r][i] *= (*last)[r][i];
-    return g;
+  const CheckResult last = with_states([](size_t forwards, size_t) { return forwards - 1; });
+  ASSERT_EQ(last.verdict, Verdict::failed);
+  EXPECT_EQ(last.findings[0].tensor, "gradient of x");
+  EXPECT_NE(last.findings[0].message.find("B0"), std::string::npos);
+  EXPECT_NE(last.findings[0].means.find("overwritten"), std::string::npos);
+}
+
+// Each of them is right with one forward in flight, and the queue and the pool with two, too. Words
+// of the shots are counted: F0 B0, then F0 F1 F2 B1 B0 B2, then F1 B1 F2 B2.
+TEST(Accumulate, StatesTakenInTheWrongOrder) {
+  const size_t right[] = {0, 2, 1, 3, 4, 5};
+  const auto changed_at = [&](std::vector<std::pair<size_t, size_t>> changes) {
+    return with_states([&right, changes](size_t, size_t backwards) {
+      for (const auto& [at, state] : changes)
+        if (at == backwards) return state;
+      return right[backwards];
+    });
   };
-  Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", saves, uses);
-  const CheckResult r = play.judge("accumulate");
-  ASSERT_EQ(r.verdict, Verdict::failed);
-  EXPECT_EQ(r.findings[0].tensor, "gradient of x");
-  EXPECT_NE(r.findings[0].message.find("B0"), std::string::npos);
+  const auto wrong = [](const CheckResult& r) {
+    std::string words;
+    for (const Finding& f : r.findings) words += f.message.substr(f.message.find(" of F") - 2, 3);
+    return words;
+  };
+  EXPECT_EQ(wrong(changed_at({})), "");
+  EXPECT_EQ(wrong(changed_at({{1, 1}, {2, 2}})), "B0 B1 ");  // a queue
+  EXPECT_EQ(wrong(changed_at({{1, 3}, {2, 2}, {3, 1}})), "B0 B1 B2 ");  // a stack
+  EXPECT_EQ(wrong(changed_at({{2, 3}})), "B0 ");  // the oldest gives its place to the newest
+  EXPECT_EQ(wrong(changed_at({{3, 2}})), "B2 ");  // the newest has no place
 }
 
 // As many calls, and yet others: the first that differs is told.
@@ -1258,7 +1299,7 @@ TEST(Accumulate, TellsTheCallThatIsAnother) {
   play->e.ranks[1].shots[size_t(plain)].ledger[1].dtype = DType::bf16;
   const CheckResult other = play->judge_again("accumulate");
   ASSERT_EQ(other.verdict, Verdict::failed);
-  EXPECT_NE(other.findings[0].message.find("call 2 of the 2 of F0 B0 F1 B1 is another than that of F0 B0"),
+  EXPECT_NE(other.findings[0].message.find("call 2 of the 2 of F1 B1 F2 B2 is another than that of F0 B0"),
             std::string::npos)
       << other.findings[0].message;
   EXPECT_NE(other.findings[0].message.find("x bf16"), std::string::npos) << other.findings[0].message;
@@ -1283,7 +1324,7 @@ TEST(Accumulate, WhatOnlyOtherDataShowMayBeNoStateAtAll) {
   Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", right_on_the_base, same());
   const CheckResult r = play.judge("accumulate");
   ASSERT_EQ(r.verdict, Verdict::failed);
-  EXPECT_NE(r.findings[0].message.find("F1 of F0 B0 F1 B1"), std::string::npos) << r.findings[0].message;
+  EXPECT_NE(r.findings[0].message.find("F1 of F1 B1 F2 B2"), std::string::npos) << r.findings[0].message;
   EXPECT_NE(r.findings[0].means.find("another seed"), std::string::npos) << r.findings[0].means;
 }
 

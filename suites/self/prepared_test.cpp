@@ -384,9 +384,9 @@ TEST_F(Answered, EveryEditOfTheCaseShows) {
     expect_refused("case.json", {"expected"});
   }
   std::string version = all;
-  version.replace(version.find("\"version\": 1"), 12, "\"version\": 2");
+  version.replace(version.find("\"version\": 2"), 12, "\"version\": 1");
   write("case.json", version);
-  expect_refused("case.json", {"version 1", "met version 2"});
+  expect_refused("case.json", {"version 2", "met version 1"});
   // Nothing is computed for a line that was made large: its tensors would not fit memory.
   std::string large = all;
   const size_t tokens = large.find(" tokens=24 ", large.find("\"canonical\""));
