@@ -299,15 +299,23 @@ class Gate {
   // What nobody can be blamed for leaves the checks of its case untested, and costs no other case
   // its verdict.
   Judged judged(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
+    const std::string why = contradiction(registry_.contract(line.contract), line,
+                                          checks == std::vector<std::string>{"rejection"});
+    if (!why.empty()) return left_untested(line, checks, lane, why);
     try {
       return runner_.run(line, checks, lane);
     } catch (const std::exception& e) {
       if (ends_the_run(e)) throw;
       runner_.worlds().drop(line.text("transport"));  // they may be in the middle of the job
-      Judged j;
-      j.result = unasked(line, checks, lane, Verdict::untested, e.what());
-      return j;
+      return left_untested(line, checks, lane, e.what());
     }
+  }
+
+  Judged left_untested(const Case& line, const std::vector<std::string>& checks,
+                       const std::string& lane, const std::string& why) const {
+    Judged j;
+    j.result = unasked(line, checks, lane, Verdict::untested, why);
+    return j;
   }
 
   // The same for a broken run.

@@ -35,6 +35,15 @@ bool illegal(const Contract& c, const Case& line) {
   return c.precondition && c.precondition(line).has_value();
 }
 
+std::string contradiction(const Contract& c, const Case& line, bool due_to_refuse) {
+  if (!c.precondition || illegal(c, line) == due_to_refuse) return "";
+  if (due_to_refuse)
+    return c.name +
+           " lists the line under `illegal`, and its precondition takes it; mend the contract";
+  return fmt::format("{} refuses a line of its own, {}; mend its lines or its precondition", c.name,
+                     c.precondition(line)->what());
+}
+
 bool within(const Options& o, const Case& line) {
   return (o.ranks.empty() ||
           std::find(o.ranks.begin(), o.ranks.end(), line.world()) != o.ranks.end()) &&
@@ -367,6 +376,14 @@ class Planner {
     if (!seen_.insert(print_canonical(line)).second) return;
     if (std::string why = not_due(line, registry_); !why.empty())
       return not_due_.push_back(std::move(why));
+    if (!contradiction(c, line, refused).empty()) {  // nothing more is asked of it: left untested
+      Due d;
+      d.line = line;
+      d.lane = lane_of(line);
+      d.illegal = refused;
+      d.checks = {refused ? "rejection" : "forward"};
+      return due_.push_back(std::move(d));
+    }
     if (std::string why = checks_not_due(line, registry_, options_.checks);
         !refused && !why.empty())
       not_due_.push_back(std::move(why));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <stdexcept>
@@ -237,6 +238,99 @@ TEST(AGate, KeepsItsVerdictsWhereOneCaseThrows) {
     EXPECT_EQ(exit_code(report), 3);
     EXPECT_EQ(report.lanes.at(0).reason, "a reference at odds");
   }
+}
+
+// A reduce over `hidden`, which must be even; what of it a contract gets wrong is in `lines`.
+struct Lines {
+  std::vector<std::string> cases, witnesses, illegal;
+};
+Registry at_odds_with_itself(const Lines& lines) {
+  Registry r = with_contracts(
+      {{"sound", nullptr}, {"odd", [lines](Contract& c) {
+                              c.cases = [lines](const std::string&) { return lines.cases; };
+                              c.witnesses = lines.witnesses;
+                              c.illegal = lines.illegal;
+                              c.precondition = [](const Case& line) -> std::optional<Rejected> {
+                                if (line.at("hidden") % 2 == 0) return {};
+                                return Rejected("hidden divisible by 2",
+                                                "hidden=" + line.text("hidden"), "make it even");
+                              };
+                            }}});
+  Subject refuses{"polite", "odd",
+                  planted::forward([](Rank& rank, const View& in, const View& out) {
+                    rank.require_legal();
+                    planted::reduced(rank, in, out);
+                  }),
+                  planted::forward_only()};
+  r.add(std::move(refuses));
+  return r;
+}
+
+// A contract that refuses a line of its own: the judge cannot say anything there, and no subject is
+// blamed, whether it refuses the line as well or takes it.
+TEST(AGate, BlamesNoSubjectForALineThatItsContractRefuses) {
+  const Registry r =
+      at_odds_with_itself({{"odd tp=2 tokens=3 hidden=4", "odd tp=2 tokens=3 hidden=5"}, {}, {}});
+  for (const char* subject : {"ours", "polite"}) {
+    Options o = plain(1);
+    o.subjects = {subject};
+    Progress silent;
+    const Report report = run_gate(o, r, silent);
+    int untested = 0;
+    for (const CaseResult& c : report.cases)
+      for (const CheckResult& check : c.checks) {
+        if (c.line.find("hidden=5") == c.line.npos || c.contract == "sound") {
+          EXPECT_EQ(check.verdict, Verdict::passed) << c.line;
+          continue;
+        }
+        ++untested;
+        EXPECT_EQ(check.verdict, Verdict::untested) << c.line << check.check;
+        EXPECT_EQ(check.note,
+                  "odd refuses a line of its own, expected hidden divisible by 2, met hidden=5; "
+                  "make it even; mend its lines or its precondition");
+      }
+    EXPECT_EQ(untested, 1);
+    EXPECT_EQ(exit_code(report), 3);
+    EXPECT_TRUE(holds(closing(report), "odd refuses a line of its own")) << closing(report);
+    EXPECT_FALSE(holds(closing(report), "fail")) << closing(report);
+  }
+}
+
+TEST(AGate, BlamesNoSubjectForAnIllegalLineThatItsContractTakes) {
+  const Registry r = at_odds_with_itself(
+      {{"odd tp=2 tokens=3 hidden=4"}, {}, {"odd tp=2 tokens=5 hidden=6", "odd tp=2 hidden=7"}});
+  Options o = plain(1);
+  o.subjects = {"polite"};
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  std::vector<std::string> told;
+  for (const CaseResult& c : report.cases)
+    for (const CheckResult& check : c.checks)
+      if (check.check == "rejection") told.push_back(name(check.verdict) + (": " + check.note));
+  std::sort(told.begin(), told.end());
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_TRUE(told[0].starts_with("passed")) << told[0];
+  EXPECT_EQ(told[1],
+            "untested: odd lists the line under `illegal`, and its precondition takes it; "
+            "mend the contract");
+  EXPECT_EQ(exit_code(report), 3);
+}
+
+// Operators are tried on witnesses: one that is refused is the contract's, too.
+TEST(AGate, BlamesNoSubjectForAWitnessThatItsContractRefuses) {
+  const Registry r =
+      at_odds_with_itself({{"odd tp=2 tokens=3 hidden=4"}, {"odd tp=2 tokens=3 hidden=5"}, {}});
+  Options o = plain(1);
+  o.controls = true;
+  o.subjects = {"polite"};
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  EXPECT_EQ(exit_code(report), 3);
+  for (const CaseResult& c : report.cases)
+    for (const CheckResult& check : c.checks)
+      EXPECT_EQ(check.verdict,
+                c.line.find("hidden=5") == c.line.npos ? Verdict::passed : Verdict::untested)
+          << c.line;
 }
 
 // Without its healthy twin a control says nothing; no code is said to fail.
