@@ -186,7 +186,7 @@ bool rounds_at_random(const Evidence& e, const Feed& feed, const Precision& p, c
 Fill fill_of(const Case& line) {
   const std::string& word = line.text("fill");
   if (const auto fill = fill_from(word)) return *fill;
-  throw BadInput("fill: expected integers, normal, large or cancelling, met '" + word + "'");
+  throw BadInput("fill: expected integers, normal, large, cancelling or offset, met '" + word + "'");
 }
 
 bool exact_data(const Evidence& e, const Feed& feed) {

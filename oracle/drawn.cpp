@@ -15,6 +15,12 @@ int64_t shown_element(int64_t index, std::span<const int64_t> shape, std::span<c
   return shown;
 }
 
+// What has a mean far from zero are activations: parameters and gradients have none.
+Fill fill_of(const Drawing& d) {
+  const bool activation = d.operand.role == Operand::input && !d.cotangent;
+  return d.feed.fill == Fill::offset && !activation ? Fill::normal : d.feed.fill;
+}
+
 // Of the whole shape, which begins with what P and V axes stack.
 std::vector<int> expanded_in_whole(const Drawing& d) {
   std::vector<int> dims = expanded_dims(d.line, d.operand, d.cotangent);
@@ -37,7 +43,7 @@ std::vector<double> values_at(const Drawing& d, std::span<const int64_t> indices
     for (int64_t at : indices)
       values.push_back(draw_index(d.feed.seed, stream_of(o, false), o.below, at));
   } else {
-    values = draw_at({d.feed.fill, d.feed.seed, d.feed.range, o.contraction},
+    values = draw_at({fill_of(d), d.feed.seed, d.feed.range, o.contraction},
                      stream_of(o, d.cotangent), d.dtype, d.whole_shape, indices);
   }
   return values;

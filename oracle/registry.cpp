@@ -212,7 +212,7 @@ std::vector<Key> make_other_keys(bool linear) {
       word_key("wire", "", types, "type on the wire; left out: the storage type"),
       word_key("grad", "", types, "type of parameter gradients; left out: the storage type"),
       word_key("fill", linear ? "integers" : "normal",
-               {"integers", "normal", "large", "cancelling"}, "how values are drawn"),
+               {"integers", "normal", "large", "cancelling", "offset"}, "how values are drawn"),
       seed,
       word_key("strides", "contiguous", {"contiguous", "transposed", "expanded", "expanded_inputs"},
                "of all views; expanded: one value at stride 0, in all of each cotangent or along "

@@ -25,8 +25,8 @@ class Norm {
   virtual ~Norm() = default;
   bool centred() const { return centred_; }
   // statistics [rows, 2]
-  void forward(Parallel&, const View& x, const View& gamma, const View& beta, const View& y,
-               const View& statistics) const;
+  virtual void forward(Parallel&, const View& x, const View& gamma, const View& beta, const View& y,
+                       const View& statistics) const;
   // dgamma and dbeta are sums over the own rows; any of the three may be without data.
   void backward(Parallel&, const View& x, const View& gamma, const View& statistics, const View& g,
                 const View& dx, const View& dgamma, const View& dbeta) const;

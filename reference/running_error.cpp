@@ -1,5 +1,6 @@
 #include "reference/running_error.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -23,16 +24,28 @@ struct Row {
   double inverse_most() const { return inverse + inverse_error; }
 };
 
-// x - mean(x), or x itself.
-Uncertain centre(const NormShape& s, const Uncertain& x, size_t first, double u) {
+// x - mean(x), or x itself. `own` is what the computed mean is off by rounding.
+//
+//   one sum          gamma_(n+1) mean |x|
+//   means are merged each merge of n_m values rounds by (3 max|x| + 4 range) u at most, in either
+//   form
+//                    M_A + (M_B - M_A) n_B/n_m and M_A n_A/n_m + M_B n_B/n_m, and enters the mean
+//                    of n with the weight n_m/n; over a tree of n leaves sum n_m <= n (n + 1)/2,
+//                    which a chain attains
+Uncertain centre(const NormShape& s, const Uncertain& x, size_t first, double u, double& own) {
   const size_t n = size_t(s.width);
-  double mean = 0, error = 0, magnitude = 0;
+  double mean = 0, error = 0, magnitude = 0, most = 0, low = x.value[first], high = low, off = 0;
   for (size_t j = first; j < first + n; ++j) {
     mean += x.value[j] / double(n);
     error += x.error[j] / double(n);
     magnitude += x.most(j) / double(n);
+    most = std::max(most, x.most(j));
+    low = std::min(low, x.value[j]), high = std::max(high, x.value[j]);
+    off = std::max(off, x.error[j]);
   }
-  error += gamma_of(double(n) + 1, u) * magnitude;
+  const double merged = 1.5 * most + 2 * (high - low + 2 * off);
+  own = gamma_of(double(n) + 1, u) * (s.uncentred_variance ? magnitude : merged);
+  error += own;
   Uncertain c{Values(n), Values(n)};
   for (size_t j = 0; j < n; ++j) {
     c.value[j] = x.value[first + j] - (s.centred ? mean : 0);
@@ -42,19 +55,37 @@ Uncertain centre(const NormShape& s, const Uncertain& x, size_t first, double u)
   return c;
 }
 
+// What merging adds to the error of a sum of squares S of n centred values. A merge adds d^2 w with
+// d = M_B - M_A, off by 2e where every mean is off by e, and w = n_A n_B / n_m; the d^2 w add up to
+// S. By Cauchy sum w (4e|d| + 4e^2) <= 4e sqrt(W S) + 4e^2 W, and W = sum w <= n/4 log2 n, since
+// 4p(1-p) is at most the entropy of p in bits. Two passes, whose values are all off by one e, add
+// at most 2e sqrt(n S) + n e^2, which is less from n = 2 on. A term passes 2n additions and 8
+// roundings.
+double merging_error(double n, double squares, double e, double u) {
+  const double weights = n / 4 * std::log2(n);
+  const double off = 4 * e * std::sqrt(weights * squares) + 4 * e * e * weights;
+  return off + gamma_of(2 * n + 8, u) * (squares + off);
+}
+
 // With theta the relative error of scale^2, 1/sqrt(1 - theta) - 1 <= theta / (2 (1 - theta)) for
 // theta < 1; beyond, the computed scale is at least sqrt(eps).
-void invert(const NormShape& s, const Uncertain& x, size_t first, double u, Row& row) {
+void invert(const NormShape& s, const Uncertain& x, size_t first, double u, double own, Row& row) {
   const size_t n = size_t(s.width);
+  const bool merges = s.centred && !s.uncentred_variance;
   double exact = s.eps, greatest = s.eps, plain = 0;
   for (size_t j = 0; j < n; ++j) {
     exact += row.centred.value[j] * row.centred.value[j] / double(n);
-    greatest += row.centred.most(j) * row.centred.most(j) / double(n);
+    const double given = row.centred.most(j) - (merges ? own : 0);  // off by its inputs alone
+    greatest += given * given / double(n);
     plain += x.most(first + j) * x.most(first + j) / double(n);
   }
-  // mean x^2 - mean^2 loses what the two have in common.
-  const double gamma = gamma_of(double(n) + 4, u), one_pass = s.centred ? 2 * gamma * plain : 0;
-  const double theta = (greatest - exact + gamma * greatest + one_pass) / exact;
+  const double gamma = gamma_of(double(n) + 4, u);
+  double error = greatest - exact + gamma * greatest;
+  if (merges)
+    error += merging_error(double(n), double(n) * greatest, own, u) / double(n);
+  else if (s.centred)
+    error += 2 * gamma * plain;  // mean x^2 - mean^2 loses what the two have in common
+  const double theta = error / exact;
   row.inverse = 1 / std::sqrt(exact);
   row.inverse_error =
       theta < 1 ? row.inverse * (theta / (2 * (1 - theta)) + 3 * u) : 1 / std::sqrt(s.eps);
@@ -62,8 +93,9 @@ void invert(const NormShape& s, const Uncertain& x, size_t first, double u, Row&
 
 Row normalise(const NormShape& s, const Uncertain& x, size_t first, double u) {
   Row row;
-  row.centred = centre(s, x, first, u);
-  invert(s, x, first, u, row);
+  double own = 0;
+  row.centred = centre(s, x, first, u, own);
+  invert(s, x, first, u, own, row);
   const size_t n = size_t(s.width);
   row.xhat = {Values(n), Values(n)};
   for (size_t j = 0; j < n; ++j) {

@@ -57,8 +57,10 @@ struct NormShape {
   int64_t width = 0;
   double eps = 0;
   bool centred = true;  // layer norm; else rms norm
+  // The variance may be computed as mean x^2 - mean^2, too; else in two passes, one value at a time
+  // or by merging parts (Welford; Chan, Golub and LeVeque), in any tree.
+  bool uncentred_variance = true;
 };
-// The variance may be computed in two passes or as mean x^2 - mean^2.
 Uncertain norm(const NormShape&, const Uncertain& x, In gamma, In beta, const Rounding&);
 struct NormLosses {
   Uncertain x;

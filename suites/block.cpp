@@ -27,7 +27,7 @@ reference::BlockShape shape_of(const Case& c) {
   s.tokens = c.at("tokens"), s.hidden = c.at("hidden"), s.ffn = c.at("ffn");
   s.activation =
       reference::activation_from(c.text("activation")).value_or(reference::Activation::gelu);
-  s.norm = {s.hidden, reading::norm_eps, centred(c)};
+  s.norm = {s.hidden, reading::norm_eps, centred(c), !offset_data(c)};
   return s;
 }
 
@@ -198,7 +198,8 @@ std::vector<std::string> cases(const std::string& tier) {
                {"", "sp=on", "sp=on norm=rms activation=silu"}),
        crossed({"block tp=3 sp=on", "block tp=8 sp=on"},
                {"dtype=f32", "dtype=f32 wire=f64", "dropout=0", "dropout=0.5 draw=7",
-                "activation=gelu_tanh", "strides=transposed", "dtype=f32 fill=cancelling"}),
+                "activation=gelu_tanh", "strides=transposed", "dtype=f32 fill=cancelling",
+                "dtype=f32 fill=offset"}),
        crossed({"block tp=2 cp=2 sp=on", "block tp=4 dp=2 sp=on", "block tp=2 dp=4 sp=on",
                 "block tp=2 cp=2 dp=2 sp=on order=cp,tp"},
                {"", "norm=rms", "microbatches=2 dtype=f32"}),

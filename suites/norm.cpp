@@ -17,7 +17,7 @@ using namespace replicated;
 
 bool centred(const Case& c) { return c.text("norm") == "layer"; }
 reference::NormShape shape_of(const Case& c) {
-  return {c.at("hidden"), reading::norm_eps, centred(c)};
+  return {c.at("hidden"), reading::norm_eps, centred(c), !offset_data(c)};
 }
 
 std::vector<Operand> operands(const Case& c) {
@@ -82,11 +82,11 @@ std::vector<Key> keys() {
 }
 
 std::vector<std::string> cases(const std::string& tier) {
-  const auto smoke = together(
-      {crossed({"norm_sequence"},
-               {"tp=2 sp=on", "tp=4 sp=on", "tp=4", "tp=2 sp=on norm=rms", "tp=4 sp=on norm=rms",
-                "tp=2 sp=on dtype=bf16", "tp=4 sp=on dtype=f32", "cp=2", "tp=2 dp=2 sp=on",
-                "tp=2 dp=2 sp=on reduce=tp", "tp=2 sp=on microbatches=2"})});
+  const auto smoke = together({crossed(
+      {"norm_sequence"},
+      {"tp=2 sp=on", "tp=4 sp=on", "tp=4", "tp=2 sp=on norm=rms", "tp=4 sp=on norm=rms",
+       "tp=2 sp=on dtype=bf16", "tp=4 sp=on dtype=f32", "tp=2 sp=on dtype=f32 fill=offset", "cp=2",
+       "tp=2 dp=2 sp=on", "tp=2 dp=2 sp=on reduce=tp", "tp=2 sp=on microbatches=2"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> norms{"", "norm=rms"};
   const auto ci = together(
@@ -97,16 +97,17 @@ std::vector<std::string> cases(const std::string& tier) {
                norms),
        crossed(crossed({"norm_sequence tp=3 sp=on", "norm_sequence tp=8 sp=on"}, norms),
                {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 wire=f32", "dtype=f32 acc=f64",
-                "fill=large", "fill=cancelling dtype=f32", "strides=transposed"}),
+                "fill=large", "fill=cancelling dtype=f32", "fill=offset", "fill=offset dtype=bf16",
+                "strides=transposed"}),
        crossed(crossed({"norm_sequence tp=2 cp=2", "norm_sequence tp=2 dp=2",
                         "norm_sequence tp=2 cp=2 dp=2 order=dp,cp,tp", "norm_sequence tp=4 dp=2",
                         "norm_sequence tp=2 dp=4", "norm_sequence cp=4"},
                        {"sp=on", "sp=on reduce=tp"}),
                norms),
-       crossed(
-           {"norm_sequence tp=2 sp=on"},
-           {"seq=8 batch=3", "microbatches=3 dtype=f32", "microbatches=2 dtype=bf16 grad=f32",
-            "tokens=48 hidden=33", "hidden=1 norm=rms", "hidden=130", "seq=8 batch=3 norm=rms"}),
+       crossed({"norm_sequence tp=2 sp=on"},
+               {"seq=8 batch=3", "microbatches=3 dtype=f32", "microbatches=2 dtype=bf16 grad=f32",
+                "tokens=48 hidden=33", "hidden=1 norm=rms", "hidden=130", "seq=8 batch=3 norm=rms",
+                "hidden=130 dtype=f32 fill=offset"}),
        {"norm_sequence cp=2 dp=2", "norm_sequence tp=2 dp=2 sp=on reduce=tp microbatches=2",
         "norm_sequence tp=2 dp=2 sp=on seq=8 batch=3",
         "norm_sequence tp=4 sp=on strides=expanded"}});
@@ -161,6 +162,8 @@ Key norm_key() {
   k.choices = {"layer", "rms"};
   return k;
 }
+
+bool offset_data(const Case& c) { return fill_of(c) == Fill::offset; }
 
 Key sp_key() { return toggle("sp", "off", "sequence parallel: tokens are cut over tp"); }
 

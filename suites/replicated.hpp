@@ -13,6 +13,9 @@ namespace shardproof::replicated {
 // kv_replicas: ranks of tp that hold the same key heads.
 Key copies_key();
 Key norm_key();
+// The mean square of a row is 2^t times its variance, so that the variance has to come from centred
+// values; elsewhere a norm may take it as mean x^2 - mean^2.
+bool offset_data(const Case&);
 Key sp_key();
 // reduce=all|tp: whether the layer sums over cp and dp, too, or leaves that to the training step.
 Key reduce_key();

@@ -1,4 +1,7 @@
 // Broken twins of the norm: those of sums.hpp, and one of its own.
+#include <algorithm>
+#include <cmath>
+
 #include "oracle/registry.hpp"
 #include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
@@ -20,6 +23,45 @@ struct OwnOrder final : Norm {
 struct EachInItsOwnOrder final : NormSequence {
   std::unique_ptr<Norm> norm_of(const Case& line) const override {
     return std::make_unique<OwnOrder>(line.text("norm") == "layer");
+  }
+};
+
+// The variance is mean x^2 - mean^2, which loses all that the two have in common.
+struct UncentredVariance final : Norm {
+  using Norm::Norm;
+  void forward(Parallel& p, const View& x, const View& gamma, const View& beta, const View& y,
+               const View& statistics) const override {
+    if (p.accumulate == DType::f64)
+      rows<double>(x, gamma, beta, y, statistics);
+    else
+      rows<float>(x, gamma, beta, y, statistics);
+  }
+
+ private:
+  template <class A>
+  static void rows(const View& x, const View& gamma, const View& beta, const View& y,
+                   const View& statistics) {
+    const int64_t n = x.shape.back();
+    for (int64_t first = 0; first < x.elements(); first += n) {
+      const auto element = [&](int64_t j) { return A(load(x.flat(first + j), x.dtype)); };
+      A mean = 0, square = 0;
+      for (int64_t j = 0; j < n; ++j) mean += element(j), square += element(j) * element(j);
+      mean /= A(n);
+      const A variance = square / A(n) - mean * mean;
+      const A inverse = 1 / std::sqrt(std::max(variance, A(0)) + A(norm_eps));
+      for (int64_t j = 0; j < n; ++j) {
+        const A scaled = A(load(gamma.flat(j), gamma.dtype)) * ((element(j) - mean) * inverse);
+        const A shift = beta.data ? A(load(beta.flat(j), beta.dtype)) : A(0);
+        store(y.flat(first + j), y.dtype, double(scaled + shift));
+      }
+      store(statistics.flat(2 * (first / n)), statistics.dtype, double(mean));
+      store(statistics.flat(2 * (first / n) + 1), statistics.dtype, double(inverse));
+    }
+  }
+};
+struct VarianceInOnePass final : NormSequence {
+  std::unique_ptr<Norm> norm_of(const Case&) const override {
+    return std::make_unique<UncentredVariance>(true);
   }
 };
 
@@ -46,6 +88,9 @@ const Row rows[] = {
     {"norm_sequence", "nondeterministic_replica", twin<EachInItsOwnOrder>, "replica",
      "forward,ledger", "pytorch/pytorch 160169", "tp=4",
      "fill=normal, sp=off: every rank computes the gradient"},
+    {"norm_sequence", "variance_in_one_pass", twin<VarianceInOnePass>, "forward,gradient",
+     "replica,ledger", "tracel-ai/burn 5607, apache/tvm 19592, tenstorrent/tt-metal 45968",
+     "tp=2 sp=on dtype=f32 fill=offset", "fill=offset: a mean of 2^12 beside a variance of 1"},
 };
 
 }  // namespace

@@ -246,7 +246,7 @@ TEST(Case, RefusesInOneLineThatNamesTheKey) {
       {"sample_row buffers=registered", {"'buffers'", "not there yet"}},
       {"sample_row nodes=2", {"'nodes'", "explain"}},
       {"sample_row sp=yes", {"'sp'", "on off", "'yes'"}},
-      {"sample_row fill=ones", {"'fill'", "integers normal large cancelling"}},
+      {"sample_row fill=ones", {"'fill'", "integers normal large cancelling offset"}},
       {"sample_row docs=a,b", {"'docs'", "lengths with commas", "'a,b'"}},
       {"sample_row order=tp,xp", {"'order'", "axis", "'tp,xp'"}},
       {"sample_row order=tp,tp", {"'order'", "at most once"}},

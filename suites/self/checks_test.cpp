@@ -56,7 +56,7 @@ TEST(Forward, HealthyIsExact) {
 }
 
 TEST(Forward, NaNIsNeverAccepted) {
-  for (const char* fill : {"integers", "normal", "large", "cancelling"}) {
+  for (const char* fill : {"integers", "normal", "large", "cancelling", "offset"}) {
     auto play = reduce(4, std::string("fill=") + fill);
     play->run("forward");
     play->set(2, false, 7, nan_value);

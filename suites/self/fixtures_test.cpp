@@ -678,7 +678,7 @@ TEST(Random, UniformAndBelowStayInside) {
 // ---- Fills
 
 TEST(Fills, Names) {
-  for (const char* word : {"integers", "normal", "large", "cancelling"}) {
+  for (const char* word : {"integers", "normal", "large", "cancelling", "offset"}) {
     EXPECT_STREQ(name(*fill_from(word)), word);
   }
   EXPECT_FALSE(fill_from("ones"));
@@ -738,6 +738,19 @@ TEST(Fills, PinnedCancelling) {
                     0x1.eep-1}));
 }
 
+TEST(Fills, PinnedOffset) {
+  EXPECT_EQ(first_eight(Fill::offset, DType::f64),
+            (Values{0x1.ffffff8ebe9b1p+25, 0x1.0000003172f21p+26, 0x1.0000004cf420fp+26,
+                    0x1.ffffff858d5f7p+25, 0x1.ffffffc27539bp+25, 0x1.ffffffc054a2cp+25,
+                    0x1.ffffff8598a59p+25, 0x1.fffffeee341b6p+25}));
+  EXPECT_EQ(first_eight(Fill::offset, DType::f32),
+            (Values{0x1.ffe3bp+11, 0x1.000c5cp+12, 0x1.00133ep+12, 0x1.ffe164p+11, 0x1.fff09ep+11,
+                    0x1.fff016p+11, 0x1.ffe166p+11, 0x1.ffbb8ep+11}));
+  EXPECT_EQ(first_eight(Fill::offset, DType::bf16),
+            (Values{0x1.e4p+3, 0x1.0cp+4, 0x1.14p+4, 0x1.e2p+3, 0x1.fp+3, 0x1.fp+3, 0x1.e2p+3,
+                    0x1.bcp+3}));
+}
+
 TEST(Fills, PairsCancelAlongTheContraction) {
   const Ints shape = {3, 5, 2};
   const Values x =
@@ -770,7 +783,7 @@ TEST(Fills, IntegersAreUniformWithoutZero) {
 
 TEST(Fills, NothingIsZeroAndEverythingIsStorable) {
   for (DType dtype : all_dtypes) {
-    for (Fill fill : {Fill::integers, Fill::normal, Fill::large, Fill::cancelling}) {
+    for (Fill fill : {Fill::integers, Fill::normal, Fill::large, Fill::cancelling, Fill::offset}) {
       const Draw d = {.fill = fill, .seed = 13};
       for (double v : draw_whole(d, "t", dtype, Ints{50, 40})) {
         ASSERT_NE(v, 0);

@@ -3,12 +3,15 @@
 // heads, traffic in closed form, known answers of the generator behind masks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "fixtures/random.hpp"
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/draws.hpp"
+#include "oracle/drawn.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
 #include "primitives/philox.hpp"
@@ -320,6 +323,97 @@ TEST(RunningError, OfANormHoldsForBothFormulasOfTheVariance) {
       }
     }
   EXPECT_GT(worst, 1e-3);
+}
+
+// The statistics of a part of a row, in float.
+struct Part {
+  float n = 0, mean = 0, squares = 0;
+};
+Part part_of(const double* x, size_t n, float mean_of_all) {
+  Part p{float(n), mean_of_all, 0};
+  for (size_t j = 0; j < n; ++j) {
+    const float c = float(x[j]) - mean_of_all;
+    p.squares += c * c;
+  }
+  return p;
+}
+// Chan, Golub and LeVeque's update, and the form that weighs both means.
+Part merged(const Part& a, const Part& b, bool weighs) {
+  const float n = a.n + b.n, d = b.mean - a.mean;
+  const float mean = weighs ? a.mean * (a.n / n) + b.mean * (b.n / n) : a.mean + d * b.n / n;
+  return {n, mean, a.squares + b.squares + d * d * a.n * b.n / n};
+}
+Part in_halves(const double* x, size_t n, bool weighs) {
+  if (n == 1) return {1, float(*x), 0};
+  return merged(in_halves(x, n / 2, weighs), in_halves(x + n / 2, n - n / 2, weighs), weighs);
+}
+Part one_by_one(const double* x, size_t n) {  // Welford
+  Part p;
+  for (size_t j = 0; j < n; ++j) {
+    p.n += 1;
+    const float d = float(x[j]) - p.mean;
+    p.mean += d / p.n;
+    p.squares += d * (float(x[j]) - p.mean);
+  }
+  return p;
+}
+float plain_mean(const double* x, size_t n) {
+  float sum = 0;
+  for (size_t j = 0; j < n; ++j) sum += float(x[j]);
+  return sum / float(n);
+}
+
+// A mean of 2^12 beside a deviation of 1: every way that centres the values is within the bound,
+// the one that does not is far beyond it.
+TEST(RunningError, OfANormOnOffsetDataHoldsForCentredFormulasAlone) {
+  const std::function<Part(const double*, size_t)> ways[] = {
+      [](const double* x, size_t n) { return part_of(x, n, plain_mean(x, n)); }, one_by_one,
+      [](const double* x, size_t n) { return in_halves(x, n, false); },
+      [](const double* x, size_t n) { return in_halves(x, n, true); },
+      [](const double* x, size_t n) {
+        const float mean = plain_mean(x, n);
+        const Part p = part_of(x, n, 0);
+        return Part{float(n), mean, std::max(0.0f, p.squares - float(n) * mean * mean)};
+      }};
+  for (const size_t n : {2, 3, 10, 33, 130}) {
+    const Values gamma(n, 1.0), beta(n, 0.0);
+    Values x = normals(40 * n, "x");
+    for (double& e : x) e = double(float(e + 4096));
+    const auto y = reference::norm({int64_t(n), 1e-5, true, /*uncentred_variance=*/false},
+                                   reference::certain(x), gamma, beta, float_rounding());
+    for (const auto& way : ways) {
+      const bool centred = &way != &ways[4];
+      double worst = 0;
+      for (size_t t = 0; t < 40; ++t) {
+        const Part p = way(&x[t * n], n);
+        const float inverse = 1 / std::sqrt(p.squares / float(n) + 1e-5f);
+        for (size_t i = t * n; i < (t + 1) * n; ++i) {
+          const float got = (float(x[i]) - p.mean) * inverse;
+          worst = std::max(worst, std::abs(double(got) - y.value[i]) / y.error[i]);
+        }
+      }
+      if (centred)
+        EXPECT_LE(worst, 1) << "way " << &way - ways << " of n = " << n;
+      else
+        EXPECT_GT(worst, 10) << "n = " << n;
+    }
+  }
+}
+
+// Activations have a mean far from zero, and nothing else has.
+TEST(Offset, IsOfInputsAlone) {
+  const Case line = line_of("norm_sequence tp=2 sp=on dtype=f32 fill=offset");
+  Feed feed;
+  feed.fill = fill_of(line);
+  const auto mean_of = [&](const char* name, bool cotangent) {
+    const Operand o = operand(print(line), name);
+    double sum = 0;
+    for (double v : drawn_whole({line, o, cotangent, feed, DType::f32, o.shape})) sum += v;
+    return sum / double(product(o.shape));
+  };
+  EXPECT_NEAR(mean_of("x", false), 4096, 0.5);  // 240 normal numbers: a deviation of 0.065
+  EXPECT_NEAR(mean_of("gamma", false), 0, 2);   // 10
+  EXPECT_NEAR(mean_of("y", true), 0, 0.5);
 }
 
 TEST(RunningError, OfAKnownSumIsTheTextbookOne) {
