@@ -7,8 +7,9 @@
 //                           what the last forward was given is there until the end.
 //   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of
 //   F0 F1 ... B0 B1 ...     parameters are running sums, zero at the step's start: after the last
-//                           backward they hold the sum of n truths. The second step, on other
-//                           data, its sums zeroed again, must not remember the first.
+//                           backward they hold the sum of n truths. Outputs, and gradients that are
+//                           no sums, are held against their own. The second step, on other data,
+//                           its sums zeroed again, must not remember the first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -241,6 +242,45 @@ std::string meaning(int step) {
                "another seed may show it";
 }
 
+void keep(Compared c, const std::string& tensor, const std::string& when, const std::string& means,
+          Tally& total) {
+  total.compared += c.compared;
+  total.exact = total.exact && c.exact;
+  total.ratio = std::max(total.ratio, c.worst_ratio);
+  if (!c.finding && c.unbounded > 0) total.vacuous = judging::without_bound(tensor);
+  if (!c.finding) return;
+  c.finding->message += (c.finding->message.empty() ? "" : ", ") + when;
+  c.finding->means = means;
+  total.findings.push_back(std::move(*c.finding));
+}
+
+// What each microbatch has of its own: outputs, and the gradients that are no sums.
+void judge_each(const Evidence& e, int step, Tally& total) {
+  const int at = e.find_shot(steps[step]);
+  const Shot& shot = e.shots[size_t(at)];
+  for (int m = 0; m < microbatches_of(e); ++m) {
+    const Feed& feed = shot.feeds[size_t(m)];
+    const Truth& truth = e.truth(feed);
+    for (int k = 0; k < int(e.operands.size()); ++k) {
+      const Operand& o = e.operands[size_t(k)];
+      const bool gradient = k < e.inputs;
+      if (gradient && (o.role != Operand::input || !o.gradient)) continue;
+      const size_t i = size_t(gradient ? k : k - e.inputs);
+      const Whole& want = (gradient ? truth.gradients : truth.outputs).at(i);
+      const Gauge& gauge =
+          judging::gauge_of(gradient ? truth.gradient_gauges : truth.output_gauges, i);
+      const std::string word = fmt::format("{}{}", gradient ? "B" : "F", m);
+      keep(compare(e, at, judging::step_of(shot, word), k, gradient, want,
+                   bound_of(e, feed, o, gradient, want, gauge)),
+           judging::tensor_name(o, gradient),
+           fmt::format("{} of {} in step {}", word, shot.program, step + 1),
+           "right where gradients are written over and wrong where they are running sums, or wrong "
+           "on data unlike the base ones: another seed may show it",
+           total);
+    }
+  }
+}
+
 void judge_sums(const Evidence& e, int step, Tally& total) {
   const int at = e.find_shot(steps[step]), n = microbatches_of(e);
   const Shot& shot = e.shots[size_t(at)];
@@ -249,18 +289,9 @@ void judge_sums(const Evidence& e, int step, Tally& total) {
     const Operand& o = e.operands[size_t(k)];
     if (o.role != Operand::parameter || !o.gradient) continue;
     const Sum sum = sum_of_truths(e, shot, size_t(k));
-    Compared c = compare(e, at, last, k, true, sum.want, bound_of_sum(e, o, sum.addends));
-    total.compared += c.compared;
-    total.exact = total.exact && c.exact;
-    total.ratio = std::max(total.ratio, c.worst_ratio);
-    if (!c.finding && c.unbounded > 0)
-      total.vacuous = judging::without_bound(judging::tensor_name(o, true));
-    if (!c.finding) continue;
-    c.finding->message =
-        fmt::format("{}{} after {} in step {}", c.finding->message,
-                    c.finding->message.empty() ? "" : ", ", shot.program, step + 1);
-    c.finding->means = meaning(step);
-    total.findings.push_back(std::move(*c.finding));
+    keep(compare(e, at, last, k, true, sum.want, bound_of_sum(e, o, sum.addends)),
+         judging::tensor_name(o, true), fmt::format("after {} in step {}", shot.program, step + 1),
+         meaning(step), total);
   }
 }
 
@@ -276,7 +307,7 @@ CheckResult judge(const Evidence& e) {
   if (total.findings.empty()) judge_calls(e, total);
   if (microbatches_of(e) > 1)
     for (int step : {0, 1})
-      if (total.findings.empty()) judge_sums(e, step, total);
+      if (total.findings.empty()) judge_sums(e, step, total), judge_each(e, step, total);
   if (total.findings.empty() && !feeds_differ(e))
     return judging::conclude(
         "accumulate", 0, {},

@@ -1,0 +1,186 @@
+// Kernels that pass a plain comparison and go wrong in training: what of a step outlives it, what
+// is read before it is written, what holds in one mode and not in the other. Each is a plain column
+// linear with one such mistake, on ranks of their own processes; the named checks must see it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <set>
+
+#include "oracle/run.hpp"
+#include "suites/self/planted.hpp"
+
+namespace shardproof {
+namespace {
+
+using planted::PlainColumn;
+using Views = std::span<const View>;
+
+// Names of the checks that failed on the lines, one after the other on the same processes.
+using Failed = std::set<std::string>;
+std::vector<Failed> each_failed(const planted::Make& make, const std::vector<std::string>& lines) {
+  Registry r;
+  planted::add_plain(r);
+  r.add(Subject{"careless", "linear_column", make, {}});
+  const Options options;
+  Runner runner(options, r);
+  std::vector<Failed> all;
+  for (const std::string& text : lines) {
+    const Case line = parse("linear_column subject=careless " + text, r);
+    const Declared declared = declared_of(line, r);
+    const Contract& c = r.contract("linear_column");
+    const Judged j = runner.run(line, due_checks(c, line, declared, {}), lane_of(line));
+    all.emplace_back();
+    for (const CheckResult& check : j.result.checks)
+      if (check.verdict != Verdict::passed) all.back().insert(check.check);
+  }
+  return all;
+}
+Failed failed(const planted::Make& make, const std::string& line) {
+  return each_failed(make, {line})[0];
+}
+template <class K>
+planted::Make made() {
+  return [] { return std::make_unique<K>(); };
+}
+
+TEST(Careless, ThePlainColumnIsRight) {
+  for (const char* line : {"tp=2", "tp=2 dp=2", "tp=2 microbatches=2"})
+    EXPECT_EQ(failed(made<PlainColumn>(), line), Failed{}) << line;
+}
+
+// ---- What outlives a step
+
+// A copy of the weight (transposed, quantised) under a key that the next step's weight has, too.
+template <bool by_address>
+struct WeightKept : PlainColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
+    std::vector<double>& kept = kept_[by_address ? in[1].data : nullptr];
+    if (kept.empty()) kept = to_doubles(in[1]);
+    auto saved = PlainColumn::forward(rank, in, out);
+    const View w = rank.workspace(in[1].dtype, in[1].shape);
+    fill_from(w, kept);
+    PlainColumn::forward(rank, std::vector{in[0], w, in[2]}, out);
+    return saved;
+  }
+  std::map<const void*, std::vector<double>> kept_;
+};
+TEST(Careless, WeightsThatAreKept) {
+  const Failed by_address = failed(made<WeightKept<true>>(), "tp=2"),
+               at_once = failed(made<WeightKept<false>>(), "tp=2");
+  EXPECT_TRUE(at_once.contains("accumulate")) << testing::PrintToString(at_once);
+  EXPECT_TRUE(by_address.contains("accumulate")) << testing::PrintToString(by_address);
+}
+
+// Forwards that no backward follows (evaluation) leave their states in the queue.
+struct StatesInAQueue : PlainColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
+    states_.push_back(PlainColumn::forward(rank, in, out));
+    return std::make_unique<Saved>();
+  }
+  void backward(Rank& rank, Saved&, Views cotangents, Views gradients) override {
+    const auto state = std::move(states_.front());
+    states_.pop_front();
+    PlainColumn::backward(rank, *state, cotangents, gradients);
+  }
+  std::deque<std::unique_ptr<Saved>> states_;
+};
+TEST(Careless, StatesInAQueue) {
+  const Failed checks = failed(made<StatesInAQueue>(), "tp=2");
+  EXPECT_TRUE(checks.contains("accumulate") && checks.contains("repeat"))
+      << testing::PrintToString(checks);
+}
+
+// Scratch memory of all cases, as large as the first one needs.
+struct ScratchOfTheFirstShape : PlainColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
+    static std::vector<double> scratch;
+    const View y = rank.workspace(out[0].dtype, out[0].shape);
+    auto saved = PlainColumn::forward(rank, in, std::vector{y});
+    if (scratch.empty()) scratch.resize(size_t(y.elements()));
+    const int64_t n = std::min(y.elements(), int64_t(scratch.size()));
+    for (int64_t i = 0; i < n; ++i) scratch[size_t(i)] = load(y.flat(i), y.dtype);
+    for (int64_t i = 0; i < n; ++i) store(out[0].flat(i), y.dtype, scratch[size_t(i)]);
+    return saved;
+  }
+};
+TEST(Careless, ScratchOfTheFirstShape) {
+  const auto by_case =
+      each_failed(made<ScratchOfTheFirstShape>(), {"tp=2 tokens=6", "tp=2 tokens=12"});
+  EXPECT_EQ(by_case[0], Failed{});
+  EXPECT_TRUE(by_case[1].contains("forward") && by_case[1].contains("memory"));
+}
+
+// ---- What is read before it is written
+
+// Sums into memory of its own that it never sets to zero. In pages that are new there are zeros; a
+// rank keeps what was freed, so that a second call meets what the first has left.
+template <size_t bytes>
+struct OwnMemoryNotCleared : PlainColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
+    const View y = rank.workspace(out[0].dtype, out[0].shape);
+    auto saved = PlainColumn::forward(rank, in, std::vector{y});
+    auto* sum = static_cast<double*>(std::malloc(std::max(bytes, size_t(y.elements()) * 8)));
+    for (int64_t i = 0; i < y.elements(); ++i) sum[i] += load(y.flat(i), y.dtype);
+    for (int64_t i = 0; i < y.elements(); ++i) store(out[0].flat(i), y.dtype, sum[i]);
+    std::free(sum);
+    return saved;
+  }
+};
+TEST(Careless, OwnMemoryThatIsNotCleared) {
+  const char* line = "tp=2";
+  EXPECT_TRUE(failed(made<OwnMemoryNotCleared<0>>(), line).contains("repeat"));
+  EXPECT_TRUE(failed(made<OwnMemoryNotCleared<1 << 16>>(), line).contains("repeat"));
+  EXPECT_TRUE(failed(made<OwnMemoryNotCleared<1 << 20>>(), line).contains("repeat"));
+}
+
+// ---- What holds in one mode alone
+
+// Where running sums are kept, the gradient of the input is summed twice.
+struct InputGradientTwiceInSteps : PlainColumn {
+  void backward(Rank& rank, Saved& saved, Views cotangents, Views gradients) override {
+    PlainColumn::backward(rank, saved, cotangents, gradients);
+    if (!rank.accumulates()) return;
+    std::vector<double> dx = to_doubles(gradients[0]);
+    for (double& v : dx) v *= 2;
+    fill_from(gradients[0], dx);
+  }
+};
+TEST(Careless, TheGradientOfTheInputInStepsOfMicrobatches) {
+  EXPECT_EQ(failed(made<InputGradientTwiceInSteps>(), "tp=2 microbatches=2"), Failed{"accumulate"});
+}
+
+// So is the bias: the forward of a step leaves it out.
+struct NoBiasInSteps : PlainColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
+    auto saved = PlainColumn::forward(rank, in, out);
+    if (!rank.accumulates()) return saved;
+    const View zero = rank.workspace(in[2].dtype, in[2].shape);
+    fill_from(zero, std::vector<double>(size_t(zero.elements()), 0.0));
+    PlainColumn::forward(rank, std::vector{in[0], in[1], zero}, out);
+    return saved;
+  }
+};
+TEST(Careless, TheOutputInStepsOfMicrobatches) {
+  EXPECT_EQ(failed(made<NoBiasInSteps>(), "tp=2 microbatches=2"), Failed{"accumulate"});
+}
+
+// The axis that is as large as the right one.
+struct SumsOverTheOtherAxis : PlainColumn {
+  void backward(Rank& rank, Saved& saved, Views cotangents, Views gradients) override {
+    PlainColumn::backward(rank, saved, cotangents, gradients);
+    const View dx = rank.workspace(gradients[0].dtype, gradients[0].shape);
+    copy(gradients[0], dx);
+    rank.along(Axis::dp).all_reduce(dx, gradients[0]);
+  }
+};
+TEST(Careless, AnAxisOfTheSameSize) {
+  const Failed checks = failed(made<SumsOverTheOtherAxis>(), "tp=2 dp=2");
+  EXPECT_TRUE(checks.contains("ledger") && checks.contains("gradient"))
+      << testing::PrintToString(checks);
+}
+
+}  // namespace
+}  // namespace shardproof
