@@ -29,6 +29,15 @@ std::vector<int> expanded_in_whole(const Drawing& d) {
   return dims;
 }
 
+// Zero where the index along dim 0, behind what P and V axes stack, is in the first half.
+void silence_half(const Drawing& d, std::span<const int64_t> indices, std::vector<double>& values) {
+  if (d.operand.shape.empty()) return;
+  const size_t dim = d.whole_shape.size() - d.operand.shape.size();
+  const int64_t extent = d.whole_shape[dim], stride = product(d.whole_shape.subspan(dim + 1));
+  for (size_t i = 0; i < indices.size(); ++i)
+    if (indices[i] / stride % extent < extent / 2) values[i] = 0;
+}
+
 std::vector<double> values_at(const Drawing& d, std::span<const int64_t> indices) {
   const Operand& o = d.operand;
   std::vector<double> values;
@@ -80,7 +89,11 @@ bool is_drawn(const Feed& feed, int operand) {
 
 std::vector<double> drawn_at(const Drawing& d, std::span<const int64_t> indices) {
   const std::vector<int> dims = expanded_in_whole(d);
-  if (dims.empty()) return values_at(d, indices);
+  if (dims.empty()) {
+    std::vector<double> values = values_at(d, indices);
+    if (d.feed.silent_half && d.cotangent) silence_half(d, indices, values);
+    return values;
+  }
   std::vector<int64_t> shown;
   for (int64_t i : indices) shown.push_back(shown_element(i, d.whole_shape, dims));
   return values_at(d, shown);

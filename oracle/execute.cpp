@@ -495,7 +495,7 @@ class Execution {
       for (int64_t at : s.indices) own.push_back(g.value.at(size_t(at)));
       return own;
     }
-    std::vector<double>& drawn = drawn_[{operand, feed.fill, feed.seed, feed.range}];
+    std::vector<double>& drawn = drawn_[{operand, feed.fill, feed.seed, feed.range, feed.silent_half}];
     if (drawn.empty()) drawn = drawn_at({line_, s.operand, s.cotangent, feed, s.dtype, s.whole}, s.indices);
     return drawn;
   }
@@ -551,7 +551,7 @@ class Execution {
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
   std::map<int, Flight> flights_;
-  std::map<std::tuple<int, Fill, uint64_t, int64_t>, std::vector<double>> drawn_;  // by operand and feed
+  std::map<std::tuple<int, Fill, uint64_t, int64_t, bool>, std::vector<double>> drawn_;  // by operand and feed
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false, line_changed_ = false;

@@ -13,7 +13,7 @@ static void fields(Both& both, Feed::Given& g) {
 }
 template <class Both>
 static void fields(Both& both, Feed& f) {
-  both(f.fill, f.seed, f.range, f.basis, f.given, f.keys);
+  both(f.fill, f.seed, f.range, f.basis, f.given, f.silent_half, f.keys);
 }
 template <class Both>
 static void fields(Both& both, Shot& s) {

@@ -25,6 +25,7 @@ struct Feed {
   std::vector<Basis> basis;                // whole of the operand is 0 but for a 1 there (index -1: all 0)
   struct Given { int operand; std::vector<double> value; };
   std::vector<Given> given;                // whole (stacked) values of the operand
+  bool silent_half = false;                // cotangents are 0 in the first half of dim 0: tokens without a loss
   // Keys of the line that the subject reads otherwise on this feed: such as change no shape.
   std::vector<std::pair<std::string, std::string>> keys;
 };

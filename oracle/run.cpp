@@ -42,7 +42,7 @@ std::string seen_by_reference(const Case& line) {
 
 // `backward`: gradients are part of it.
 std::string truth_key(const Case& line, const Feed& feed, bool backward) {
-  std::string key = seen_by_reference(line) + fmt::format("|{} {} {} {}", int(feed.fill), feed.seed, feed.range, backward);
+  std::string key = seen_by_reference(line) + fmt::format("|{} {} {} {} {}", int(feed.fill), feed.seed, feed.range, feed.silent_half, backward);
   for (const auto& b : feed.basis) key += fmt::format(" e{}:{}", b.operand, b.index);
   for (const auto& g : feed.given) {
     uint64_t hash = 0xcbf29ce484222325;

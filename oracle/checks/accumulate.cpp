@@ -4,7 +4,8 @@
 //                           gives its own truth and which makes the calls of F0 B0 twice. The
 //                           third forward takes the place of the first in a pool of two; the order
 //                           of the backwards is neither that of a queue nor that of a stack, and
-//                           what the last forward was given is there until the end.
+//                           what the last forward was given is there until the end. In B1 the
+//                           cotangents of the first half of the tokens are zero.
 //   F0 B0 F1 B1 ...         in a step of n microbatches (microbatches=n) the gradients of
 //   F0 F1 ... B0 B1 ...     parameters are running sums, zero at the step's start: after the last
 //                           backward they hold the sum of n truths. Outputs, and gradients that are
@@ -28,8 +29,10 @@ int microbatches_of(const Evidence& e) {
   return e.line->has("microbatches") ? int(e.line->at("microbatches")) : 1;
 }
 
+// The first after the base has tokens without a loss, and with them ranks that have nothing to say.
 Feed reseeded(Feed f, int n) {
   f.seed += uint64_t(n) * 0x9e3779b9;
+  f.silent_half = n == 1;
   return f;
 }
 
