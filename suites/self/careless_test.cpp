@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <set>
@@ -24,7 +25,7 @@ using Failed = std::set<std::string>;
 std::vector<Failed> each_failed(const planted::Make& make, const std::vector<std::string>& lines) {
   Registry r;
   planted::add_plain(r);
-  for (const char* contract : {"linear_column", "mapping_scatter"})
+  for (const char* contract : {"linear_column", "mapping_scatter", "mapping_copy"})
     r.add(Subject{"careless", contract, make, {}});
   const Options options;
   Runner runner(options, r);
@@ -135,6 +136,32 @@ struct OwnMemoryNotCleared : PlainColumn {
 TEST(Careless, OwnMemoryThatIsNotCleared) {
   EXPECT_NE(failed(made<OwnMemoryNotCleared<1 << 16>>(), "tp=2"), Failed{});
   EXPECT_NE(failed(made<OwnMemoryNotCleared<1 << 20>>(), "tp=2"), Failed{});
+}
+
+// ---- What lies beyond the end
+
+// The last sum takes one element more: a number too small to show would hide it.
+TEST(Careless, AnElementBehindTheLastIsAdded) {
+  const auto adds = [](Rank& rank, const View& in, const View& out) {
+    planted::own_block(rank, in, out);
+    const double beyond = load(in.data + in.bytes(), in.dtype);
+    store(out.data, out.dtype, load(out.data, out.dtype) + beyond);
+  };
+  for (const char* dtype : {"f64", "f32", "bf16", "f16"}) {
+    const Failed checks = failed([=] { return planted::pair(adds, planted::gathered); },
+                                 std::string("mapping_scatter tp=2 fill=normal dtype=") + dtype);
+    EXPECT_TRUE(checks.contains("forward")) << dtype << testing::PrintToString(checks);
+  }
+}
+
+// A copy of one element too many, from one guard to the other.
+TEST(Careless, AnElementBehindTheLastIsCopied) {
+  const auto copies = [](Rank&, const View& in, const View& out) {
+    std::memcpy(out.data, in.data, size_t(in.bytes()) + size_of(in.dtype));
+  };
+  EXPECT_EQ(failed([=] { return planted::pair(copies, planted::reduced); },
+                   "mapping_copy tp=2 tokens=4 hidden=6"),
+            Failed{"memory"});
 }
 
 // ---- What holds in one mode alone
