@@ -38,8 +38,7 @@ std::vector<Ability> abilities_unasked() {
 
 std::vector<std::string> lane_names() { return {"processes", "threads", "mpi", "staged", "nccl"}; }
 
-std::string reason_unavailable(const std::string& transport, const std::string& device,
-                               int ranks) {
+std::string reason_unavailable(const std::string& transport, const std::string& device, int ranks) {
   const std::string carried = transport == "mpi" ? mpi_missing() : "";
   if (device != "cuda" && transport != "nccl") return carried;
   const std::string missing = first_of(carried, device_missing());

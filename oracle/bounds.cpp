@@ -49,9 +49,11 @@ DType default_accumulation(DType storage, const Declared& declared) {
 Precision precision_in(const Case& line, const Declared& declared, DType storage) {
   const DType acc = keyed_dtype(line, "acc").value_or(default_accumulation(storage, declared));
   const DType wire = keyed_dtype(line, "wire").value_or(storage);
-  // A tensor core may leave out the lower bits of a factor in place of rounding: a whole unit of 2^-10.
+  // A tensor core may leave out the lower bits of a factor in place of rounding: a whole unit of
+  // 2^-10.
   const double factor = declared.multiplies_in_tf32 && storage == DType::f32 ? 0x1p-10 : 0;
-  return {unit_roundoff(acc), unit_roundoff(wire), unit_roundoff(storage), declared.truncates, factor};
+  return {unit_roundoff(acc), unit_roundoff(wire), unit_roundoff(storage), declared.truncates,
+          factor};
 }
 
 // What an element of tier D needs, with everything that does not depend on the element worked out.
@@ -177,7 +179,8 @@ double element(const Statistical& s, double want, double squares) {
 // value round alike.
 bool rounds_at_random(const Evidence& e, const Feed& feed, const Precision& p, const Gauge& g) {
   const bool random = feed.fill == Fill::normal || feed.fill == Fill::large;
-  return random && !(e.line && expands(*e.line)) && g.independent && !p.truncates && p.u_factor == 0 && g.bound.empty() && !g.squares.empty() &&
+  return random && !(e.line && expands(*e.line)) && g.independent && !p.truncates &&
+         p.u_factor == 0 && g.bound.empty() && !g.squares.empty() &&
          std::isfinite(gamma(double(g.terms), p.u_acc)) && !exact_data(e, feed);
 }
 
@@ -186,19 +189,24 @@ bool rounds_at_random(const Evidence& e, const Feed& feed, const Precision& p, c
 Fill fill_of(const Case& line) {
   const std::string& word = line.text("fill");
   if (const auto fill = fill_from(word)) return *fill;
-  throw BadInput("fill: expected integers, normal, large, cancelling or offset, met '" + word + "'");
+  throw BadInput("fill: expected integers, normal, large, cancelling or offset, met '" + word +
+                 "'");
 }
 
 bool exact_data(const Evidence& e, const Feed& feed) {
   if (feed.fill != Fill::integers) return false;
-  // Elsewhere a contract says by its range that every intermediate is exact (mlp without an activation).
-  return e.contract->linear || (e.line && e.contract->integer_range && e.contract->integer_range(*e.line));
+  // Elsewhere a contract says by its range that every intermediate is exact (mlp without an
+  // activation).
+  return e.contract->linear ||
+         (e.line && e.contract->integer_range && e.contract->integer_range(*e.line));
 }
 
-std::optional<int64_t> exact_range(const Contract& contract, const Case& line, const Declared& declared) {
+std::optional<int64_t> exact_range(const Contract& contract, const Case& line,
+                                   const Declared& declared) {
   auto range = contract.integer_range ? contract.integer_range(line) : std::nullopt;
   constexpr int64_t of_tf32 = int64_t(1) << 11;  // as 11 bits of significand hold
-  if (range && declared.multiplies_in_tf32 && line.dtype() == DType::f32) range = std::min(*range, of_tf32);
+  if (range && declared.multiplies_in_tf32 && line.dtype() == DType::f32)
+    range = std::min(*range, of_tf32);
   return range;
 }
 

@@ -44,7 +44,8 @@ struct Key {
 class Case {
  public:
   std::string contract;
-  // Values of every key that the contract takes, defaults filled in. Unknown name: std::out_of_range.
+  // Values of every key that the contract takes, defaults filled in. Unknown name:
+  // std::out_of_range.
   const std::string& text(std::string_view key) const;
   int64_t at(std::string_view key) const;  // integer
   bool on(std::string_view key) const;     // "on"
@@ -60,7 +61,8 @@ class Case {
 
   std::vector<std::pair<std::string, std::string>> keys;  // in printing order: contract's order
   std::vector<std::string> defaults;                      // same order
-  std::vector<std::pair<size_t, std::function<std::string(const Case&)>>> derived;  // by place in keys
+  std::vector<std::pair<size_t, std::function<std::string(const Case&)>>>
+      derived;    // by place in keys
   void derive();  // computes derived defaults anew; values that stood at them follow
 
  private:
@@ -73,7 +75,8 @@ std::string print_canonical(const Case&);  // every key
 // Integers "12" "-3"; lists "7,1,10". Throw BadInput naming the key.
 int64_t parse_integer(std::string_view key, std::string_view value, int64_t low, int64_t high);
 std::vector<int64_t> parse_list(std::string_view key, std::string_view value);
-std::string nearest(std::string_view word, const std::vector<std::string>& choices);  // "" where none is close
+std::string nearest(std::string_view word,
+                    const std::vector<std::string>& choices);  // "" where none is close
 // "; did you mean 'nearest'?"; "" where none is close.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& choices);
 

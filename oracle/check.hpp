@@ -40,12 +40,12 @@ class Kept {
 struct Evidence {
   const Case* line = nullptr;
   const Contract* contract = nullptr;
-  Declared declared;                       // of the subject under test
+  Declared declared;  // of the subject under test
   Mesh mesh;
-  std::vector<Operand> operands;           // inputs and parameters, then outputs
-  int inputs = 0;                          // how many of them are inputs and parameters
+  std::vector<Operand> operands;  // inputs and parameters, then outputs
+  int inputs = 0;                 // how many of them are inputs and parameters
   std::vector<Shot> shots;
-  std::vector<RankRecord> ranks;           // by world rank; same order of shots
+  std::vector<RankRecord> ranks;  // by world rank; same order of shots
   // Reference on a feed; computed once and kept.
   std::function<const Truth&(const Feed&)> truth;
   std::shared_ptr<Kept> kept = std::make_shared<Kept>();
@@ -54,23 +54,26 @@ struct Evidence {
   std::function<const ResultTensor*(int rank, int shot, int feed, int operand)> fed;
   bool given_in_files = false;  // a plan leaves out values that feeds give
 
-  int find_shot(const std::string& name) const;         // -1
-  const ShotRecord& record(int rank, int shot) const { return ranks[size_t(rank)].shots[size_t(shot)]; }
+  int find_shot(const std::string& name) const;  // -1
+  const ShotRecord& record(int rank, int shot) const {
+    return ranks[size_t(rank)].shots[size_t(shot)];
+  }
   // The result of a step on a rank; null when it is not there.
   const ResultTensor* result(int rank, int shot, int step, int operand, bool gradient) const;
-  DType dtype_of(const Operand&) const;                 // storage type
+  DType dtype_of(const Operand&) const;  // storage type
   bool forward_only() const { return !declared.backward; }
 };
 
 struct Check {
   std::string name;
   char letter = '?';
-  std::string asks;                        // one line for `list`
+  std::string asks;  // one line for `list`
   std::function<bool(const Contract&, const Case&, const Declared&)> due;
   // Why it is not due on this line, though it is on others of the contract; "" where it is due, or
   // never is. Null: it depends on no line.
   std::function<std::string(const Contract&, const Case&, const Declared&)> left_out = nullptr;
-  std::function<void(const Evidence&, std::vector<Shot>&)> plan;  // may be null: the base shot suffices
+  // May be null: the base shot suffices.
+  std::function<void(const Evidence&, std::vector<Shot>&)> plan;
   std::function<CheckResult(const Evidence&)> judge;
 };
 // In the order in which they are reported. Shot 0 is always "base" (F0 B0, or F0).
@@ -80,11 +83,11 @@ const Check& check_named(const std::string& name);  // throws BadInput with the 
 // An element passes when it is finite where the truth is and |got - want| <= bound.
 struct Compared {
   double worst_ratio = 0;
-  bool exact = true;                       // every bound was 0
+  bool exact = true;  // every bound was 0
   int64_t compared = 0, wrong = 0;
-  std::optional<Finding> finding;          // set when wrong > 0
-  bool zeros = true;                       // truth and every result are zero: nothing was asked
-  int64_t unbounded = 0;                   // elements whose allowed error is not finite
+  std::optional<Finding> finding;  // set when wrong > 0
+  bool zeros = true;               // truth and every result are zero: nothing was asked
+  int64_t unbounded = 0;           // elements whose allowed error is not finite
   // The element of the worst ratio (of the first one, where all are 0), denoted index.
   int64_t worst_at = -1;
   int worst_rank = -1;
@@ -102,7 +105,8 @@ inline constexpr double false_alarm_budget = 1e-6;
 Precision precision_of(const Case&, const Declared&);
 // Of one result: a gradient may be kept in a type of its own.
 Precision precision_of_result(const Evidence&, const Operand&, bool gradient);
-// Integers that a contract promises exact intermediates for, as far as the subject's factors hold them.
+// Integers that a contract promises exact intermediates for, as far as the subject's factors hold
+// them.
 std::optional<int64_t> exact_range(const Contract&, const Case&, const Declared&);
 // Nothing is allowed anywhere: the bound of exact data, and of data that are moved.
 struct NoError {
@@ -111,11 +115,14 @@ struct NoError {
 // Allowed error of each element of a result, NoError on exact data. Refers to want and gauge: they
 // outlive it. Without a feed the base shot's is meant. An empty gauge means data that are moved and
 // not computed: bound 0.
-std::function<double(int64_t)> bound_of(const Evidence&, const Operand&, bool gradient, const Whole& want, const Gauge&);
-std::function<double(int64_t)> bound_of(const Evidence&, const Feed&, const Operand&, bool gradient, const Whole& want, const Gauge&);
+std::function<double(int64_t)> bound_of(const Evidence&, const Operand&, bool gradient,
+                                        const Whole& want, const Gauge&);
+std::function<double(int64_t)> bound_of(const Evidence&, const Feed&, const Operand&, bool gradient,
+                                        const Whole& want, const Gauge&);
 // Scale of an element's error: root of its variance proxy, tier A without its factor. Null where A
 // is not valid.
-std::function<double(int64_t)> scale_of(const Evidence&, const Feed&, const Operand&, bool gradient, const Whole& want, const Gauge&);
+std::function<double(int64_t)> scale_of(const Evidence&, const Feed&, const Operand&, bool gradient,
+                                        const Whole& want, const Gauge&);
 // Largest rms of that many errors, each in its scale.
 double rms_limit(int64_t elements);
 // Allowed error of a parameter's gradient that is added into across backwards.
@@ -126,7 +133,8 @@ struct Addend {
 };
 std::function<double(int64_t)> bound_of_sum(const Evidence&, const Operand&, std::vector<Addend>);
 Fill fill_of(const Case&);
-// Integers on a linear contract, or within a range in which the contract promises exact intermediates.
+// Integers on a linear contract, or within a range in which the contract promises exact
+// intermediates.
 bool exact_data(const Evidence&, const Feed&);
 
 }  // namespace shardproof

@@ -14,7 +14,8 @@ std::string list_text(const Registry&, const std::string& pattern);
 std::string list_table(const Registry&, const std::string& pattern);
 
 // What a line would do: groups by axis, operands with local shapes, calls and bytes due, sums that
-// parameters still owe, checks due with the tier of their bounds. nodes > 0: which groups cross them.
+// parameters still owe, checks due with the tier of their bounds. nodes > 0: which groups cross
+// them.
 std::string explain_text(const Case&, int nodes, const Registry&);
 
 const char* role_name(Operand::Role);  // "input", "parameter", "index", "output"

@@ -91,7 +91,8 @@ std::string crossing_text(const std::vector<std::vector<int>>& groups, int ranks
 }
 
 std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
-  std::string text = row("world", number_of(mesh.world(), "rank") + ", order " + line.text("order"));
+  std::string text =
+      row("world", number_of(mesh.world(), "rank") + ", order " + line.text("order"));
   if (nodes > 0) {
     text.pop_back();
     text += fmt::format(", {} nodes of {}\n", nodes, mesh.world() / nodes);
@@ -105,9 +106,9 @@ std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
   }
   if (mesh.size(Axis::rep) > 1)
     for (Axis a : {Axis::kv, Axis::rep})
-      text += row("groups", fmt::format("{:<4} {}   part of tp: {}", name(a),
-                                        groups_text(mesh.groups({a})),
-                                        a == Axis::kv ? "other key heads" : "the same key heads"));
+      text += row("groups",
+                  fmt::format("{:<4} {}   part of tp: {}", name(a), groups_text(mesh.groups({a})),
+                              a == Axis::kv ? "other key heads" : "the same key heads"));
   return text;
 }
 
@@ -412,20 +413,23 @@ std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh) {
       const std::string sum = fmt::format("{}: the sum of its gradient over {} {}", o.name, name(a),
                                           groups_text(mesh.groups({a})));
       if (dual(placement).kind == Placement::partial)
-        owed += row("owed", sum + ", after backward, by the training step; before the step nothing");
+        owed +=
+            row("owed", sum + ", after backward, by the training step; before the step nothing");
       else if (summed_by_layer(o, a, operands))
-        made += row("summed", sum + ", by the layer in its backward; after backward nothing is owed");
+        made +=
+            row("summed", sum + ", by the layer in its backward; after backward nothing is owed");
     }
   }
   if (!parameters) return row("owed", "nothing: no parameter takes a gradient");
   if (owed.empty())
-    owed = row("owed", "nothing: each parameter's gradient is whole where it is stored, after "
-                       "backward and before the step");
+    owed = row("owed",
+               "nothing: each parameter's gradient is whole where it is stored, after "
+               "backward and before the step");
   return made + owed;
 }
 
-// What the subject draws: on which axes copies must agree and shards must differ, and by how many draws
-// that is judged.
+// What the subject draws: on which axes copies must agree and shards must differ, and by how many
+// draws that is judged.
 std::string draws_text(const Contract& contract, const Case& line) {
   std::string text;
   for (const Look& look : looks_at_draws(contract, line)) {
@@ -564,9 +568,9 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
       mesh_text(line, mesh, nodes) + operands_text(operands, mesh) + values_text(contract, line);
   for (bool backward : {false, true}) {
     if (backward && !declared.backward) break;
-    text += titled(backward ? "backward" : "forward",
-                   gemms_text(contract, line, backward) +
-                       traffic_text(contract, line, declared, backward));
+    text += titled(
+        backward ? "backward" : "forward",
+        gemms_text(contract, line, backward) + traffic_text(contract, line, declared, backward));
   }
   text += small_text(contract, line) + nodes_text(contract, line, declared, nodes);
   return text + owed_text(operands, mesh) + draws_text(contract, line) +

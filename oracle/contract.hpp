@@ -18,8 +18,8 @@ struct Operand {
   enum Role : uint8_t { input, parameter, index, output } role = input;
   std::vector<int64_t> shape;  // global
   Layout layout;
-  bool gradient = true;        // false: frozen, index; of an output: its cotangent is zero
-  int contraction = -1;        // dim of the WHOLE shape along which `cancelling` pairs; -1 last
+  bool gradient = true;  // false: frozen, index; of an output: its cotangent is zero
+  int contraction = -1;  // dim of the WHOLE shape along which `cancelling` pairs; -1 last
   DType dtype_override = DType::f64;  // used where fixed_dtype
   bool fixed_dtype = false;           // e.g. i64 indices, f32 lse under bf16
   int64_t below = 0;                  // index: drawn from 0 .. below-1; 0: as the fill draws
@@ -39,8 +39,8 @@ struct Whole {
 //   magnitude  sum of |terms|; squares  sum of squared terms; terms  how many (contraction length)
 struct Gauge {
   std::vector<double> magnitude, squares;
-  int64_t terms = 1;   // local accumulation length (K/p)
-  int64_t reduced = 1; // ranks that a collective sums over
+  int64_t terms = 1;        // local accumulation length (K/p)
+  int64_t reduced = 1;      // ranks that a collective sums over
   bool independent = true;  // roundings; false: one rounded coefficient enters all elements
   // Where a family computes its own componentwise bound: in unit roundoffs of the accumulation
   // (Precision::u_acc), with the reference's own rounding in it.
@@ -50,36 +50,41 @@ struct Gauge {
 struct Precision {
   double u_acc, u_wire, u_out;  // unit roundoffs of accumulation, wire and result type
   bool truncates = false;
-  double u_factor = 0;           // of each factor before it is multiplied
+  double u_factor = 0;  // of each factor before it is multiplied
 };
 
-// A value that the subject draws by itself, such as a dropout mask. It is seen through an output: on
-// the given inputs, constant over their elements, that output is a function of the element's draw
-// alone. It has the output's layout: copies of it (I, R) must agree, shards of it (S, V) must differ.
+// A value that the subject draws by itself, such as a dropout mask. It is seen through an output:
+// on the given inputs, constant over their elements, that output is a function of the element's
+// draw alone. It has the output's layout: copies of it (I, R) must agree, shards of it (S, V) must
+// differ.
 struct Drawn {
-  std::string name;    // "dropout1.mask"
-  std::string output;  // operand that shows it
+  std::string name;                                   // "dropout1.mask"
+  std::string output;                                 // operand that shows it
   std::vector<std::pair<std::string, double>> given;  // inputs and parameters by name
-  double bits = 0;     // of an element: -log2 of the chance that two independent draws are equal
+  double bits = 0;  // of an element: -log2 of the chance that two independent draws are equal
 };
 
 // One local matrix product of a rank, C[m,n] += A[m,k] B[k,n], for `explain`.
 struct Gemm {
-  std::string what;            // "Y = X W^T"
+  std::string what;  // "Y = X W^T"
   bool backward = false;
   int64_t m = 0, n = 0, k = 0;
 };
 
 struct Contract {
   std::string name, family, summary;
-  bool linear = false;         // linear in every input for the others fixed
-  std::vector<Key> keys;       // its own; the common ones are added
+  bool linear = false;    // linear in every input for the others fixed
+  std::vector<Key> keys;  // its own; the common ones are added
   // Depends on values equal on all ranks only. A line that it refuses is exit 2.
   std::function<std::optional<Rejected>(const Case&)> precondition;
-  std::function<std::vector<Operand>(const Case&)> operands;  // inputs and parameters first, then outputs
-  std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::vector<Gauge>*)> forward;
+  // Inputs and parameters first, then outputs.
+  std::function<std::vector<Operand>(const Case&)> operands;
+  std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::vector<Gauge>*)>
+      forward;
   // Gradients for each input and parameter in order (empty Whole where none is due).
-  std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::span<const Whole> cotangents, std::vector<Gauge>*)> backward;
+  std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs,
+                                   std::span<const Whole> cotangents, std::vector<Gauge>*)>
+      backward;
   // Calls due on a rank in order, for a plan ("" is the default plan).
   std::function<std::vector<Traffic>(const Case&, const std::string& plan, int rank)> traffic;
   std::vector<std::string> plans = {};  // that `traffic` knows beside the default
@@ -111,14 +116,16 @@ struct Contract {
 };
 
 // Calls due of a subject: its own where it states them, else the contract's under its plan.
-inline std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject, const Case& line, int rank) {
+inline std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject,
+                                        const Case& line, int rank) {
   return subject.traffic ? subject.traffic(line, rank) : c.traffic(line, subject.plan, rank);
 }
 
 // A deliberately broken subject (or a healthy one on a faulty collective).
 struct Control {
   std::string name, contract;
-  std::function<std::unique_ptr<Kernel>()> make = nullptr;  // null: the healthy subject under `fault`
+  // Null: the healthy subject under `fault`.
+  std::function<std::unique_ptr<Kernel>()> make = nullptr;
   std::string fault = "";     // operator spec applied to the healthy subject
   std::string check = "";     // that must catch it; several by comma: all must fire
   std::string silent = "";    // checks that must not fire

@@ -40,12 +40,12 @@ void refuse_too_big(const Case&, const std::vector<std::string>& checks, const R
 // The truth of one feed, inputs and results as doubles, or the data of all sequences are more than
 // this machine's memory.
 void refuse_beyond_memory(const Evidence&, const std::vector<std::string>& checks);
-// plan_case without a limit but that: where results lie in files, a judge holds the truth alone, and
-// ranks run wherever they run.
+// plan_case without a limit but that: where results lie in files, a judge holds the truth alone,
+// and ranks run wherever they run.
 Evidence plan_case_of_any_size(const Case&, const Declared&, const std::vector<std::string>& checks,
                                const Registry&, bool given_in_files = false);
-// Everything that a run of these checks would refuse, without ranks: also results of fill=large that
-// pass f16 and are beyond it, by the sums of |terms| that bounds are computed from.
+// Everything that a run of these checks would refuse, without ranks: also results of fill=large
+// that pass f16 and are beyond it, by the sums of |terms| that bounds are computed from.
 void refuse_infeasible(const Case&, const std::vector<std::string>& checks, const Registry&);
 
 }  // namespace shardproof

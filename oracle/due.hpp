@@ -35,8 +35,8 @@ std::vector<std::string> checks_unasked(const Case&, const Registry&,
 std::vector<std::string> checks_of_backward(const Case&, const Registry&,
                                             const std::vector<std::string>& only);
 
-// Lines on which operators are tried, on a transport, for a subject: the contract's witnesses (where
-// one is not due, the first f64 case of as many ranks that is), in the widest type declared.
+// Lines on which operators are tried, on a transport, for a subject: the contract's witnesses
+// (where one is not due, the first f64 case of as many ranks that is), in the widest type declared.
 std::vector<Case> witnesses_due(const Contract&, const Registry&, const std::string& transport,
                                 const std::string& subject);
 

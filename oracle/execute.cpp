@@ -2,8 +2,8 @@
 // buffers, record what came out. It judges nothing.
 #include <map>
 #include <set>
-#include <tuple>
 #include <sstream>
+#include <tuple>
 
 #include "fixtures/fills.hpp"
 #include "fixtures/sharding.hpp"
@@ -93,7 +93,8 @@ struct DeviceLost : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Makes one stream of the rank late, before each call to other ranks and before its result is there.
+// Makes one stream of the rank late, before each call to other ranks and before its result is
+// there.
 class HoldDoor : public Door {
  public:
   HoldDoor(const DeviceContext& device, Door& next) : device_(device), next_(next) {}
@@ -119,9 +120,14 @@ class HoldDoor : public Door {
 class Execution {
  public:
   Execution(RankHost& host, const Job& job, const Registry& registry)
-      : host_(host), job_(job), registry_(registry), line_(parse(job.line, registry)),
+      : host_(host),
+        job_(job),
+        registry_(registry),
+        line_(parse(job.line, registry)),
         asked_(line_),
-        contract_(registry.contract(line_.contract)), test_(under_test(line_, registry)), state_(*host.state),
+        contract_(registry.contract(line_.contract)),
+        test_(under_test(line_, registry)),
+        state_(*host.state),
         device_(on_device(line_) ? &device_of_rank(host) : nullptr),
         delays_(line_.seed(), state_, *host.door) {
     state_.rank = host.rank;
@@ -157,8 +163,9 @@ class Execution {
     record.shots.resize(job_.shots.size());
     if (host_.size != line_.world()) {
       record.shots[0].status = ShotRecord::infrastructure;
-      record.shots[0].text = "expected a world of " + std::to_string(line_.world()) + " ranks, met one of " +
-                             std::to_string(host_.size) + "; the launcher started the wrong number of ranks";
+      record.shots[0].text = "expected a world of " + std::to_string(line_.world()) +
+                             " ranks, met one of " + std::to_string(host_.size) +
+                             "; the launcher started the wrong number of ranks";
       return record;
     }
     first_ = &record.shots[0];
@@ -166,7 +173,9 @@ class Execution {
     state_.phase = Phase::init;  // what it asks memory for is the subject's
     kernel_ = test_.make();
     state_.phase = Phase::idle;
-    if (!kernel_) throw std::logic_error("expected a kernel of Subject::make, met null; return an object for each call");
+    if (!kernel_)
+      throw std::logic_error(
+          "expected a kernel of Subject::make, met null; return an object for each call");
     if (fault_ && parse_fault(test_.fault).op == "stale" && !prime(record.shots[0])) return record;
     for (size_t i = 0; i < job_.shots.size(); ++i) {
       state_.shot = uint32_t(i);
@@ -191,10 +200,15 @@ class Execution {
   // What the program was linked with has changed the floating point of the whole process before its
   // main began: laid to the user's subject, which is what was added to the program.
   void note_start(ShotRecord& record) const {
-    if (!line_.text("control").empty() || !registry_.is_users(registry_.subject(line_.contract, line_.text("subject")))) return;
-    const std::string difference = FloatEnvironment::at_start().difference(FloatEnvironment::judged());
+    if (!line_.text("control").empty() ||
+        !registry_.is_users(registry_.subject(line_.contract, line_.text("subject"))))
+      return;
+    const std::string difference =
+        FloatEnvironment::at_start().difference(FloatEnvironment::judged());
     if (!difference.empty())
-      record.memory.push_back({"environment", "", 1, -1, difference + " before the program's main; it was linked with -Ofast or -ffast-math"});
+      record.memory.push_back(
+          {"environment", "", 1, -1,
+           difference + " before the program's main; it was linked with -Ofast or -ffast-math"});
   }
 
   void describe_operands() {
@@ -326,7 +340,9 @@ class Execution {
     for (size_t step = 0; step < program.size(); ++step)
       if (program[step].backward) last_step_ = int(step);
   }
-  bool is_sum(size_t gradient) const { return gradient < sums_.size() && sums_[gradient].host().view().data; }
+  bool is_sum(size_t gradient) const {
+    return gradient < sums_.size() && sums_[gradient].host().view().data;
+  }
 
   static void stop(ShotRecord& record, ShotRecord::Status status, std::string text) {
     record.status = status;
@@ -359,10 +375,13 @@ class Execution {
     enter(Phase::harness);
     for (Placed& b : f.outputs) b.take_digest();
     fetch({&f.inputs, &f.outputs});
-    for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
-    for (size_t i = 0; i < outputs_.size(); ++i) check_result(f.outputs[i], outputs_[i].operand.name, record);
+    for (size_t i = 0; i < inputs_.size(); ++i)
+      check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
+    for (size_t i = 0; i < outputs_.size(); ++i)
+      check_result(f.outputs[i], outputs_[i].operand.name, record);
     check_workspaces(record);
-    for (size_t i = 0; i < outputs_.size(); ++i) keep(shot, step, int(inputs_.size() + i), false, f.outputs[i], record);
+    for (size_t i = 0; i < outputs_.size(); ++i)
+      keep(shot, step, int(inputs_.size() + i), false, f.outputs[i], record);
   }
 
   // A subject that makes its own parameters does so once, before its first forward. They are kept
@@ -393,14 +412,17 @@ class Execution {
   void backward(const Shot& shot, int feed, int step, ShotRecord& record, bool last) {
     auto found = flights_.find(feed);
     if (found == flights_.end() || !found->second.saved)
-      throw std::logic_error("forward returned no saved state, but the subject declares a backward; return a Saved object "
-                             "(an empty one will do) or declare backward = false");
+      throw std::logic_error(
+          "forward returned no saved state, but the subject declares a backward; return a Saved "
+          "object "
+          "(an empty one will do) or declare backward = false");
     Flight& f = found->second;
     show_line(shot.feeds.at(size_t(feed)));
     std::vector<Placed> cotangents;
     std::vector<std::vector<std::byte>> snapshots;
     for (size_t i = 0; i < cotangents_.size(); ++i) {
-      cotangents.push_back(filled(cotangents_[i], int(inputs_.size() + i), shot.feeds[size_t(feed)]));
+      cotangents.push_back(
+          filled(cotangents_[i], int(inputs_.size() + i), shot.feeds[size_t(feed)]));
       snapshots.push_back(cotangents.back().host().snapshot());
     }
     std::vector<Placed> gradients(gradients_.size());
@@ -421,8 +443,10 @@ class Execution {
     enter(Phase::harness);
     for (Placed& b : gradients) b.take_digest();
     fetch({&f.inputs, &cotangents, &gradients, &sums_});
-    for (size_t i = 0; i < inputs_.size(); ++i) check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
-    for (size_t i = 0; i < cotangents_.size(); ++i) check_argument(cotangents[i], snapshots[i], cotangents_[i].name(), record);
+    for (size_t i = 0; i < inputs_.size(); ++i)
+      check_argument(f.inputs[i], f.snapshots[i], inputs_[i].operand.name, record);
+    for (size_t i = 0; i < cotangents_.size(); ++i)
+      check_argument(cotangents[i], snapshots[i], cotangents_[i].name(), record);
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (!gradients_[i].operand.gradient) continue;
       const Placed& result = is_sum(i) ? sums_[i] : gradients[i];
@@ -473,7 +497,8 @@ class Execution {
 
   Placed filled(const Slot& s, int operand, const Feed& feed) {
     // What a check gives is no value that is repeated.
-    const auto dims = is_drawn(feed, operand) ? expanded_dims(line_, s.operand, s.cotangent) : std::vector<int>{};
+    const auto dims =
+        is_drawn(feed, operand) ? expanded_dims(line_, s.operand, s.cotangent) : std::vector<int>{};
     Placed b = dims.empty() ? unsent(s) : Placed(Buffer(s.dtype, s.local, dims), device_);
     std::vector<double> own;
     fill_from(b.host().view(), values_of(s, operand, feed, own));
@@ -481,9 +506,10 @@ class Execution {
     return b;
   }
 
-  // The shard of an operand or cotangent that a feed gives: in `own`, or drawn, which is kept, since
-  // shots repeat feeds.
-  std::span<const double> values_of(const Slot& s, int operand, const Feed& feed, std::vector<double>& own) {
+  // The shard of an operand or cotangent that a feed gives: in `own`, or drawn, which is kept,
+  // since shots repeat feeds.
+  std::span<const double> values_of(const Slot& s, int operand, const Feed& feed,
+                                    std::vector<double>& own) {
     own.reserve(s.indices.size());
     for (const auto& e : feed.basis) {
       if (e.operand != operand) continue;
@@ -495,8 +521,10 @@ class Execution {
       for (int64_t at : s.indices) own.push_back(g.value.at(size_t(at)));
       return own;
     }
-    std::vector<double>& drawn = drawn_[{operand, feed.fill, feed.seed, feed.range, feed.silent_half}];
-    if (drawn.empty()) drawn = drawn_at({line_, s.operand, s.cotangent, feed, s.dtype, s.whole}, s.indices);
+    std::vector<double>& drawn =
+        drawn_[{operand, feed.fill, feed.seed, feed.range, feed.silent_half}];
+    if (drawn.empty())
+      drawn = drawn_at({line_, s.operand, s.cotangent, feed, s.dtype, s.whole}, s.indices);
     return drawn;
   }
 
@@ -506,7 +534,8 @@ class Execution {
     return v;
   }
 
-  static void check_argument(const Placed& b, const std::vector<std::byte>& snapshot, const std::string& tensor, ShotRecord& record) {
+  static void check_argument(const Placed& b, const std::vector<std::byte>& snapshot,
+                             const std::string& tensor, ShotRecord& record) {
     if (auto at = b.host().changed_since(snapshot))
       record.memory.push_back({"argument", tensor, 1, *at, "an argument was written to"});
   }
@@ -514,18 +543,22 @@ class Execution {
     if (auto hole = b.host().unwritten(); hole.count > 0)
       record.memory.push_back({"unwritten", tensor, hole.count, hole.first, "never written"});
     if (auto t = b.host().trespass())
-      record.memory.push_back({"guard", tensor, 1, t->byte, "the guard zone " + t->where + " the tensor was written to"});
+      record.memory.push_back({"guard", tensor, 1, t->byte,
+                               "the guard zone " + t->where + " the tensor was written to"});
   }
   void check_workspaces(ShotRecord& record) {
     for (auto& w : rank_->workspaces())
       if (auto t = w->host().trespass())
-        record.memory.push_back({"workspace", "workspace", 1, t->byte, "the guard zone " + t->where + " a workspace was written to"});
+        record.memory.push_back({"workspace", "workspace", 1, t->byte,
+                                 "the guard zone " + t->where + " a workspace was written to"});
     rank_->workspaces().clear();
   }
 
-  static void keep(const Shot& shot, int step, int operand, bool gradient, const Placed& b, ShotRecord& record) {
+  static void keep(const Shot& shot, int step, int operand, bool gradient, const Placed& b,
+                   ShotRecord& record) {
     if (!shot.keep_results) return;
-    ResultTensor t{step, operand, gradient, b.host().view().dtype, b.host().view().shape, b.host().bytes()};
+    ResultTensor t{
+        step, operand, gradient, b.host().view().dtype, b.host().view().shape, b.host().bytes()};
     if (const shardproof_digest* d = b.digest()) {
       t.on_device = true;
       std::copy(std::begin(d->lane), std::end(d->lane), std::begin(t.lanes));
@@ -551,7 +584,8 @@ class Execution {
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
   std::map<int, Flight> flights_;
-  std::map<std::tuple<int, Fill, uint64_t, int64_t, bool>, std::vector<double>> drawn_;  // by operand and feed
+  std::map<std::tuple<int, Fill, uint64_t, int64_t, bool>, std::vector<double>>
+      drawn_;                 // by operand and feed
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
   bool initialised_ = false, line_changed_ = false;
@@ -568,7 +602,8 @@ void stopped_early(RankRecord& record, ShotRecord::Status status, const char* te
 
 }  // namespace
 
-std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes, const Registry& registry) {
+std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes,
+                               const Registry& registry) {
   FloatEnvironment::judged().restore();
   RankRecord record;
   uint32_t number = 0;

@@ -1,7 +1,7 @@
 #include "oracle/gate_jobs.hpp"
 
-#include <fmt/format.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -22,16 +22,18 @@
 namespace shardproof {
 template <class Both>
 static void fields(Both& both, Finding& f) {
-  both(f.check, f.tensor, f.message, f.means, f.where, f.index, f.rank, f.ranks, f.numeric, f.got, f.want, f.error, f.bound, f.ratio, f.wrong,
-    f.compared, f.pattern, f.holders);
+  both(f.check, f.tensor, f.message, f.means, f.where, f.index, f.rank, f.ranks, f.numeric, f.got,
+       f.want, f.error, f.bound, f.ratio, f.wrong, f.compared, f.pattern, f.holders);
 }
 template <class Both>
 static void fields(Both& both, CheckResult& c) {
-  both(c.check, c.verdict, c.ratio, c.exact, c.compared, c.note, c.findings, c.rank, c.index, c.where, c.bound);
+  both(c.check, c.verdict, c.ratio, c.exact, c.compared, c.note, c.findings, c.rank, c.index,
+       c.where, c.bound);
 }
 template <class Both>
 static void fields(Both& both, CaseResult& c) {
-  both(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds, c.steady_known, c.steady, c.calls, c.bytes);
+  both(c.line, c.canonical, c.replay, c.family, c.contract, c.lane, c.checks, c.state, c.seconds,
+       c.steady_known, c.steady, c.calls, c.bytes);
 }
 template <class Both>
 static void fields(Both& both, Catch& c) {
@@ -39,8 +41,9 @@ static void fields(Both& both, Catch& c) {
 }
 template <class Both>
 static void fields(Both& both, ControlResult& c) {
-  both(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by, c.witness, c.canonical, c.replay, c.outcome, c.reason, c.did_nothing, c.ratio,
-    c.margin, c.exact, c.bound, c.rank, c.where, c.index, c.seconds, c.catches);
+  both(c.name, c.family, c.contract, c.lane, c.kind, c.imitates, c.expected_check, c.caught_by,
+       c.witness, c.canonical, c.replay, c.outcome, c.reason, c.did_nothing, c.ratio, c.margin,
+       c.exact, c.bound, c.rank, c.where, c.index, c.seconds, c.catches);
 }
 template <class Both>
 static void fields(Both& both, SelfVerdict& v) {
@@ -136,8 +139,9 @@ bool receive(const Running& part) {
   const auto lost = [&] {
     siginfo_t how{};
     ::waitid(P_PID, id_t(part.pid), &how, WEXITED | WNOWAIT);
-    return Infrastructure(fmt::format("a job of the gate (process {}) ended before it was through, {} {}", part.pid,
-                                      how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status));
+    return Infrastructure(
+        fmt::format("a job of the gate (process {}) ended before it was through, {} {}", part.pid,
+                    how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status));
   };
   Head head;
   if (!read_all(part.fd, &head, sizeof head)) throw lost();
@@ -157,7 +161,8 @@ bool receive(const Running& part) {
 
 }  // namespace
 
-std::vector<std::string> run_parts(const std::vector<Part>& parts, const std::function<void()>& tick) {
+std::vector<std::string> run_parts(const std::vector<Part>& parts,
+                                   const std::function<void()>& tick) {
   std::vector<Running> open;
   std::vector<std::string> lost(parts.size());
   std::fflush(nullptr);

@@ -17,8 +17,8 @@ void catch_interrupts();
 void only_note_interrupts();
 bool interrupted();
 
-// Work that was left alone in this process. Its program ends by _exit, so that nothing is taken down
-// under it.
+// Work that was left alone in this process. Its program ends by _exit, so that nothing is taken
+// down under it.
 bool work_goes_on();
 void leave_alone(std::thread);
 

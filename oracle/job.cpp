@@ -88,8 +88,9 @@ Job parse_job(std::span<const std::byte> bytes) try {
   ByteReader r(bytes);
   return read_signed<Job>(r, job_magic);
 } catch (const Truncated&) {
-  throw Infrastructure("a job that reached a rank is not whole: expected " + std::to_string(bytes.size()) +
-                       " bytes of a job, met a truncated one; the channel from the parent is broken");
+  throw Infrastructure(
+      "a job that reached a rank is not whole: expected " + std::to_string(bytes.size()) +
+      " bytes of a job, met a truncated one; the channel from the parent is broken");
 }
 
 std::vector<std::byte> serialize(const RankRecord& record) {

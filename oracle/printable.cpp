@@ -72,7 +72,8 @@ constexpr size_t of_a_long_word = 60;  // that is shown
 }  // namespace
 
 std::string in_quotes(std::string_view word, size_t most) {
-  return "'" + one_line(std::string(word.substr(0, most))) + (word.size() > most ? "...' (" + length_of(word) + ")" : "'");
+  return "'" + one_line(std::string(word.substr(0, most))) +
+         (word.size() > most ? "...' (" + length_of(word) + ")" : "'");
 }
 
 std::string with_long_words_cut(std::string_view text) {

@@ -10,8 +10,8 @@ namespace shardproof::telling {
 std::string printable(const std::string&);
 // The same, newlines too.
 std::string one_line(const std::string&);
-// A word to paste into a shell that comes out as it was, in quotes where it must be; what is escaped
-// is so in $'...'.
+// A word to paste into a shell that comes out as it was, in quotes where it must be; what is
+// escaped is so in $'...'.
 std::string shell_word(const std::string&);
 // The same of a path, which no program takes for an option.
 std::string shell_path(const std::string&);

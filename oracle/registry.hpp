@@ -10,7 +10,8 @@
 
 namespace shardproof {
 
-// A fault planted in the judge. Returns "" when it got the verdict that it deserves, else what went wrong.
+// A fault planted in the judge. Returns "" when it got the verdict that it deserves, else what went
+// wrong.
 struct Planted {
   std::string name;
   std::function<std::string()> plant;
@@ -33,11 +34,13 @@ class Registry {
   const Subject& subject(const std::string& contract, const std::string& name) const;
   const Control& control(const std::string& contract, const std::string& name) const;
   std::vector<std::string> families() const;  // in order of addition
-  // Subjects that are added from here on are a user's: where there are any, a gate judges these alone
-  // unless it is asked for others.
+  // Subjects that are added from here on are a user's: where there are any, a gate judges these
+  // alone unless it is asked for others.
   void ours_end_here() { ours_ = subjects_.size(); }
   size_t ours() const { return ours_; }  // the first so many subjects
-  bool is_users(const Subject& s) const { return ours_ > 0 && size_t(&s - subjects_.data()) >= ours_; }
+  bool is_users(const Subject& s) const {
+    return ours_ > 0 && size_t(&s - subjects_.data()) >= ours_;
+  }
 
  private:
   std::vector<Contract> contracts_;

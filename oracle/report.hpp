@@ -20,12 +20,14 @@ std::string block(const ControlResult&, const std::string& program);
 std::string passed_line(const CaseResult&);
 // self, one line a family, lanes, verdict, try.
 std::string closing(const Report&);
-// Table of controls: control, imitates, expected check, caught by, ratio, margin, witness; failures first.
+// Table of controls: control, imitates, expected check, caught by, ratio, margin, witness; failures
+// first.
 std::string controls_table(const Report&);
 
 // Draws on a terminal, else a line every 10 s; prints blocks of failures as they come.
 // `clock` gives seconds; null: the steady clock.
-std::unique_ptr<Progress> terminal_progress(std::FILE*, const std::string& program, bool is_terminal,
+std::unique_ptr<Progress> terminal_progress(std::FILE*, const std::string& program,
+                                            bool is_terminal,
                                             std::function<double()> clock = nullptr);
 
 // Colours are for people: a terminal that is not dumb, and NO_COLOR unset or empty.
@@ -37,8 +39,8 @@ std::string paint(const std::string& text);
 void check_report_folder(const std::string& folder, const std::string& option = "--report");
 // A file of the folder, complete or not there. Throws Infrastructure.
 void write_whole(const std::string& folder, const std::string& name, const std::string& text);
-// Writes report.json, junit.xml, summary.md, index.html, each to a temporary name and then renamed. Throws
-// Infrastructure when it cannot.
+// Writes report.json, junit.xml, summary.md, index.html, each to a temporary name and then renamed.
+// Throws Infrastructure when it cannot.
 void write_report(const Report&, const std::string& folder);
 std::string report_json(const Report&);
 std::string junit_xml(const Report&);

@@ -51,7 +51,8 @@ std::string controls_text(const Family& f, const Width& w) {
   if (n.escaped > 0) text += fmt::format(", {} ESCAPED", n.escaped);
   if (n.wrong_check > 0) text += fmt::format(", {} WRONG CHECK", n.wrong_check);
   if (n.unjudged > 0)
-    text += fmt::format(", {} unjudged{}", n.unjudged, n.blamed() > 0 ? " (healthy code fails)" : "");
+    text +=
+        fmt::format(", {} unjudged{}", n.unjudged, n.blamed() > 0 ? " (healthy code fails)" : "");
   if (n.unproven > 0) text += fmt::format(", {} NOT PROVEN", n.unproven);
   if (std::string m = margin(f); !m.empty()) text += "   margin " + m;
   return text;

@@ -1,14 +1,14 @@
 // junit.xml, for the page of a CI: a suite a contract, a test case for each check on each case and
 // for each control. What a verdict of the whole run needs beyond them (the judge's own suite,
 // lanes, an empty run) is one more test case, so that no red run has a green page. Controls that
-// are equivalent on a case were not put to the test there and do not appear; those whose healthy twin
-// failed, or for which the machine is too small, are skipped with that reason.
+// are equivalent on a case were not put to the test there and do not appear; those whose healthy
+// twin failed, or for which the machine is too small, are skipped with that reason.
 #include <fmt/format.h>
 
 #include <map>
 
-#include "oracle/report.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 
 namespace shardproof {

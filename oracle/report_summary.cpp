@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "oracle/markdown.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/markdown.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
@@ -30,8 +30,8 @@ std::string families_table(const Report& report) {
     auto text = [](int64_t x) { return std::to_string(x); };
     table += table_row({f.name, text(int64_t(f.contracts.size())), text(n.checks),
                         text(n.checks - n.passed - n.skipped), text(n.skipped), text(n.caught),
-                        text(n.equivalent), text(n.escaped + n.wrong_check), text(n.unjudged), margin(f),
-                        fmt::format("{:.1f}", f.seconds)});
+                        text(n.equivalent), text(n.escaped + n.wrong_check), text(n.unjudged),
+                        margin(f), fmt::format("{:.1f}", f.seconds)});
   }
   return table + "\n";
 }

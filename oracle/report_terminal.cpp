@@ -12,8 +12,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "oracle/report.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 
 namespace shardproof {
@@ -126,8 +126,8 @@ bool passed(const CaseResult& c, const std::string& name) {
   });
 }
 
-// Where the gradients are right it is the forward, and what the backward has k times too little of the
-// forward has k times. "" where they do not say how often.
+// Where the gradients are right it is the forward, and what the backward has k times too little of
+// the forward has k times. "" where they do not say how often.
 std::string times_too_often(const CaseResult& c) {
   for (const CheckResult& check : c.checks) {
     if (!compares_backward_with_forward(check)) continue;
@@ -138,7 +138,8 @@ std::string times_too_often(const CaseResult& c) {
       const std::string operand = f.tensor.substr(of.size());
       if (whole >= 2 && whole <= world_of(c.lane) && std::abs(times - whole) <= 1e-3 * whole)
         return fmt::format(
-            "the gradients are right, and the forward counts {} {:.0f} times: a term that every rank "
+            "the gradients are right, and the forward counts {} {:.0f} times: a term that every "
+            "rank "
             "adds before a sum, or a sum in place of a mean",
             operand, whole);
     }
@@ -159,7 +160,8 @@ std::string meaning(const CaseResult& c, const CheckResult& first) {
       if (!forward_alone || !compares_backward_with_forward(check)) return f.means;
       apart = true;
     }
-  return apart ? "the gradients are right: what the forward computes is not what they belong to" : "";
+  return apart ? "the gradients are right: what the forward computes is not what they belong to"
+               : "";
 }
 
 // Findings behind the first one, of this check and of others: "gradient of x: x[0,1] got ...".
@@ -217,8 +219,8 @@ std::string saw(const CaseResult& c, const CheckResult& first) {
   const std::vector<std::string> others = also(c, first);
   for (size_t i = 0; i < std::min(others.size(), most_also); i++) text += row("also", others[i]);
   if (others.size() > most_also)
-    text +=
-        row("also", fmt::format("{} more; --report DIR writes all of them", others.size() - most_also));
+    text += row("also",
+                fmt::format("{} more; --report DIR writes all of them", others.size() - most_also));
   return text;
 }
 

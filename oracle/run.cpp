@@ -36,13 +36,17 @@ namespace {
 std::string seen_by_reference(const Case& line) {
   std::string key = line.contract;
   for (const auto& [k, v] : line.keys)
-    if (k != "transport" && k != "device" && k != "subject" && k != "control" && k != "fault" && (k != "strides" || expands(line))) key += ' ' + k + '=' + v;
+    if (k != "transport" && k != "device" && k != "subject" && k != "control" && k != "fault" &&
+        (k != "strides" || expands(line)))
+      key += ' ' + k + '=' + v;
   return key;
 }
 
 // `backward`: gradients are part of it.
 std::string truth_key(const Case& line, const Feed& feed, bool backward) {
-  std::string key = seen_by_reference(line) + fmt::format("|{} {} {} {} {}", int(feed.fill), feed.seed, feed.range, feed.silent_half, backward);
+  std::string key =
+      seen_by_reference(line) + fmt::format("|{} {} {} {} {}", int(feed.fill), feed.seed,
+                                            feed.range, feed.silent_half, backward);
   for (const auto& b : feed.basis) key += fmt::format(" e{}:{}", b.operand, b.index);
   for (const auto& g : feed.given) {
     uint64_t hash = 0xcbf29ce484222325;
@@ -57,7 +61,9 @@ std::string truth_key(const Case& line, const Feed& feed, bool backward) {
 }
 
 bool any_of_values(const std::vector<Whole>& list, bool (*holds)(double)) {
-  return std::any_of(list.begin(), list.end(), [&](const Whole& w) { return std::any_of(w.value.begin(), w.value.end(), holds); });
+  return std::any_of(list.begin(), list.end(), [&](const Whole& w) {
+    return std::any_of(w.value.begin(), w.value.end(), holds);
+  });
 }
 
 // No subject can be held against NaN. Infinities may be the truth: log-sum-exp over no key is -inf.
@@ -69,13 +75,16 @@ void require_a_reference(const Case& line, const Evidence& e, const Truth& truth
       std::none_of(truth.gradients.begin(), truth.gradients.end(), has_nan))
     return;
   const auto not_finite = [](double x) { return !std::isfinite(x); };
-  if (any_of_values(truth.inputs, not_finite) || any_of_values(truth.cotangents, not_finite)) return;
+  if (any_of_values(truth.inputs, not_finite) || any_of_values(truth.cotangents, not_finite))
+    return;
   const auto require = [&](const std::vector<Whole>& list, int first, const char* of) {
     for (size_t i = 0; i < list.size(); ++i)
       if (has_nan(list[i]))
-        throw Infrastructure(fmt::format("the reference is not finite: expected numbers in {}{} from finite inputs, met NaN on {}; "
-                                         "mend the reference, or choose values that it has a result for",
-                                         of, e.operands[size_t(first) + i].name, print(line)));
+        throw Infrastructure(
+            fmt::format("the reference is not finite: expected numbers in {}{} from finite inputs, "
+                        "met NaN on {}; "
+                        "mend the reference, or choose values that it has a result for",
+                        of, e.operands[size_t(first) + i].name, print(line)));
   };
   require(truth.outputs, e.inputs, "");
   require(truth.gradients, 0, "the gradient of ");
@@ -83,13 +92,18 @@ void require_a_reference(const Case& line, const Evidence& e, const Truth& truth
 
 std::string outcome_text(const RankOutcome& o) {
   switch (o.end) {
-    case RankOutcome::signalled: return o.text.empty() ? fmt::format("killed by signal {}", o.code) : o.text;
-    case RankOutcome::exited: return fmt::format("left the process with exit code {}", o.code);
+    case RankOutcome::signalled:
+      return o.text.empty() ? fmt::format("killed by signal {}", o.code) : o.text;
+    case RankOutcome::exited:
+      return fmt::format("left the process with exit code {}", o.code);
     case RankOutcome::hung:
       return "made no progress until its deadline" + crowded_text(crowding());
-    case RankOutcome::threw: return "threw: " + o.text;
-    case RankOutcome::ended: return "ended by the parent because another rank failed";
-    case RankOutcome::finished: return "finished";
+    case RankOutcome::threw:
+      return "threw: " + o.text;
+    case RankOutcome::ended:
+      return "ended by the parent because another rank failed";
+    case RankOutcome::finished:
+      return "finished";
   }
   return "";
 }
@@ -102,7 +116,8 @@ bool threw(const Evidence& e) {
 }
 
 bool died(const RankOutcome& o) {
-  return o.end == RankOutcome::signalled || o.end == RankOutcome::exited || o.end == RankOutcome::hung;
+  return o.end == RankOutcome::signalled || o.end == RankOutcome::exited ||
+         o.end == RankOutcome::hung;
 }
 
 // What one forward and backward asked of other ranks: calls, and bytes of their payloads.
@@ -116,16 +131,19 @@ void count_traffic(CaseResult& result, const Evidence& e) {
 }
 
 bool any_hung(const std::vector<RankOutcome>& ranks) {
-  return std::any_of(ranks.begin(), ranks.end(), [](const auto& o) { return o.end == RankOutcome::hung; });
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [](const auto& o) { return o.end == RankOutcome::hung; });
 }
 
 // Every check of a case whose world did not survive it gets the same verdict and one line a rank.
-void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const std::vector<RankOutcome>& ranks) {
+void mark_lost(CaseResult& result, const std::vector<std::string>& checks,
+               const std::vector<RankOutcome>& ranks) {
   const bool hung = any_hung(ranks);
   for (size_t r = 0; r < ranks.size(); ++r)
-    result.state.push_back(fmt::format("rank {:<5} {}{}", r,
-                                       died(ranks[r]) || ranks[r].end == RankOutcome::threw ? outcome_text(ranks[r]) + "; " : "",
-                                       stands(ranks[r].trace)));
+    result.state.push_back(fmt::format(
+        "rank {:<5} {}{}", r,
+        died(ranks[r]) || ranks[r].end == RankOutcome::threw ? outcome_text(ranks[r]) + "; " : "",
+        stands(ranks[r].trace)));
   for (const std::string& name : checks) {
     CheckResult c;
     c.check = name;
@@ -137,7 +155,8 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const
       if (died(ranks[r]) || (!any_died && ranks[r].end == RankOutcome::threw)) {
         if (f.rank < 0) {
           f.rank = int(r);
-          f.message = fmt::format("rank {} {}; it {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
+          f.message =
+              fmt::format("rank {} {}; it {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
         }
         f.ranks.push_back(int(r));
       }
@@ -149,18 +168,24 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks, const
 }  // namespace
 
 std::string lane_of(const Case& line) {
-  return (on_device(line) && line.text("transport") != "nccl" ? "staged" : line.text("transport")) + ".np" + std::to_string(line.world());
+  return (on_device(line) && line.text("transport") != "nccl" ? "staged" : line.text("transport")) +
+         ".np" + std::to_string(line.world());
 }
 
 std::string stands(const Trace& t) {
-  const char* verb = t.state == Trace::waiting ? "waits in" : t.state == Trace::left ? "left" : "was in";
-  if (t.calls_in_phase == 0) return fmt::format("{} {}, before its first call", verb, name(t.phase));
+  const char* verb = t.state == Trace::waiting ? "waits in"
+                     : t.state == Trace::left  ? "left"
+                                               : "was in";
+  if (t.calls_in_phase == 0)
+    return fmt::format("{} {}, before its first call", verb, name(t.phase));
   std::string group;
   const int size = std::clamp<int>(t.group_size, 0, int(std::size(t.members)));
   for (int i = 0; i < size; ++i) group += (i ? "," : "") + std::to_string(t.members[i]);
-  return fmt::format("{} {}, {}call {}: {}{}{}, {} x {}, {}{{{}}}, at {}", verb, name(t.phase), t.returned ? "after " : "", t.calls_in_phase, name(t.op),
+  return fmt::format("{} {}, {}call {}: {}{}{}, {} x {}, {}{{{}}}, at {}", verb, name(t.phase),
+                     t.returned ? "after " : "", t.calls_in_phase, name(t.op),
                      t.reduce == Reduce::none ? "" : std::string(" ") + name(t.reduce),
-                     t.op == Op::shift ? fmt::format(" {:+}", t.hop) : "", t.count, name(t.dtype), t.label, group, t.site);
+                     t.op == Op::shift ? fmt::format(" {:+}", t.hop) : "", t.count, name(t.dtype),
+                     t.label, group, t.site);
 }
 
 Declared declared_of(const Case& line, const Registry& registry) {
@@ -174,26 +199,32 @@ Declared declared_of(const Case& line, const Registry& registry) {
 
 std::string shorter_sums(const Case& line, const Registry& registry) {
   const Contract& contract = registry.contract(line.contract);
-  // One that has no range at its default extents either has none at all: its values are no integers.
+  // One that has no range at its default extents either has none at all: its values are no
+  // integers.
   Case plain = line;
   plain.set("dtype", "f64");
   for (const Key& key : contract.keys)
     if (key.integer() && !key.fallback.empty()) plain.set(key.name, key.fallback);
   if (!exact_range(contract, plain, {})) return "fill=normal";
-  return std::string("fill=normal") + (line.dtype() == DType::f64 ? " or smaller extents" : ", smaller extents or a wider dtype");
+  return std::string("fill=normal") + (line.dtype() == DType::f64
+                                           ? " or smaller extents"
+                                           : ", smaller extents or a wider dtype");
 }
 
-std::vector<std::string> due_checks(const Contract& contract, const Case& line, const Declared& declared,
+std::vector<std::string> due_checks(const Contract& contract, const Case& line,
+                                    const Declared& declared,
                                     const std::vector<std::string>& only) {
   std::vector<std::string> due;
   for (const Check& c : all_checks())
-    if (c.due(contract, line, declared) && (only.empty() || std::find(only.begin(), only.end(), c.name) != only.end()))
+    if (c.due(contract, line, declared) &&
+        (only.empty() || std::find(only.begin(), only.end(), c.name) != only.end()))
       due.push_back(c.name);
   return due;
 }
 
 RankMain rank_main(const Registry& registry) {
-  return with_self_test([&registry, train = drift::rank_main(registry)](RankHost& host, std::span<const std::byte> job) {
+  return with_self_test([&registry, train = drift::rank_main(registry)](
+                            RankHost& host, std::span<const std::byte> job) {
     return drift::is_work(job) ? train(host, job) : execute(host, job, registry);
   });
 }
@@ -231,9 +262,9 @@ void Truths::trim() {
 
 std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declared) {
   std::shared_ptr<Kept>& kept =
-      of_checks_[seen_by_reference(line) +
-                 fmt::format("|{} {} {}", declared.truncates, declared.accumulates_in_storage,
-                             declared.multiplies_in_tf32)];
+      of_checks_[seen_by_reference(line) + fmt::format("|{} {} {}", declared.truncates,
+                                                       declared.accumulates_in_storage,
+                                                       declared.multiplies_in_tf32)];
   if (!kept) kept = std::make_shared<Kept>();
   return kept;
 }
@@ -249,10 +280,13 @@ const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed)
   auto truth = std::make_unique<Truth>();
   const bool gauges = !exact_data(e, feed);
   for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(drawn(e, feed, i, false));
-  truth->outputs = e.contract->forward(line, truth->inputs, gauges ? &truth->output_gauges : nullptr);
+  truth->outputs =
+      e.contract->forward(line, truth->inputs, gauges ? &truth->output_gauges : nullptr);
   if (e.declared.backward) {
-    for (int i = e.inputs; i < int(e.operands.size()); ++i) truth->cotangents.push_back(drawn(e, feed, i, true));
-    truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents, gauges ? &truth->gradient_gauges : nullptr);
+    for (int i = e.inputs; i < int(e.operands.size()); ++i)
+      truth->cotangents.push_back(drawn(e, feed, i, true));
+    truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents,
+                                            gauges ? &truth->gradient_gauges : nullptr);
   }
   require_a_reference(line, e, *truth);
   if (e.fed) truth->inputs.clear(), truth->cotangents.clear();  // files hold them
@@ -273,7 +307,8 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
   e.declared = declared;
   e.mesh = line.mesh();
   e.operands = e.contract->operands(line);
-  e.inputs = int(std::count_if(e.operands.begin(), e.operands.end(), [](const Operand& o) { return o.role != Operand::output; }));
+  e.inputs = int(std::count_if(e.operands.begin(), e.operands.end(),
+                               [](const Operand& o) { return o.role != Operand::output; }));
   Shot base;
   base.name = "base";
   base.program = e.declared.backward ? "F0 B0" : "F0";
@@ -283,9 +318,10 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
     const auto range = exact_range(*e.contract, line, declared);
     const std::string advice = range ? "" : shorter_sums(line, registry);
     if (!range)
-      throw BadInput(fmt::format("fill: expected a case whose intermediates are exact integers in {}, met {}, {} use {}",
-                                 name(line.dtype()), print(line), advice == "fill=normal" ? "which has none;" : "whose sums are too long for it;",
-                                 advice));
+      throw BadInput(fmt::format(
+          "fill: expected a case whose intermediates are exact integers in {}, met {}, {} use {}",
+          name(line.dtype()), print(line),
+          advice == "fill=normal" ? "which has none;" : "whose sums are too long for it;", advice));
     base.feeds[0].range = *range;
   }
   e.shots.push_back(std::move(base));
@@ -299,7 +335,8 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
 
 }  // namespace
 
-Evidence plan_case(const Case& line, const Declared& declared, const std::vector<std::string>& checks, const Registry& registry,
+Evidence plan_case(const Case& line, const Declared& declared,
+                   const std::vector<std::string>& checks, const Registry& registry,
                    std::shared_ptr<Kept> kept) {
   Evidence e;
   if (kept) e.kept = std::move(kept);
@@ -313,7 +350,8 @@ Evidence plan_case_of_any_size(const Case& line, const Declared& declared,
   return planned(line, declared, checks, registry, /*any_size=*/true, std::move(e));
 }
 
-Judged Runner::run(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
+Judged Runner::run(const Case& line, const std::vector<std::string>& checks,
+                   const std::string& lane) {
   Judged j;
   const double begin = now();
   truths_.trim();
@@ -331,9 +369,13 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
   job.line = j.result.canonical;
   job.shots = j.evidence.shots;
   World& world = worlds_.get(line.text("transport"), line.world());
-  int& hung = hung_[joined(std::vector{line.contract, line.text("subject"), line.text("control"), line.text("fault")}, " ")];
+  int& hung = hung_[joined(
+      std::vector{line.contract, line.text("subject"), line.text("control"), line.text("fault")},
+      " ")];
   const bool hasty = hung >= hangs_waited_for;
-  const double deadline = std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0) * (hasty ? haste : 1);
+  const double deadline =
+      std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0) *
+      (hasty ? haste : 1);
   auto outcomes = world.run(serialize(job), job.number, deadline);
 
   const auto finished = [](const RankOutcome& o) { return o.end == RankOutcome::finished; };
@@ -341,19 +383,24 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     for (size_t r = 0; r < outcomes.size(); ++r) {
       auto record = parse_record(outcomes[r].record);
       if (!record)
-        throw Infrastructure(fmt::format("rank {} handed in a record that is not whole ({} bytes) on {}", r,
-                                         outcomes[r].record.size(), j.result.line));
+        throw Infrastructure(
+            fmt::format("rank {} handed in a record that is not whole ({} bytes) on {}", r,
+                        outcomes[r].record.size(), j.result.line));
       if (record->rank != int(r) || record->number != job.number)
-        throw Infrastructure(fmt::format("expected the record of rank {} for case {}, met that of rank {} for case {} on {}; "
-                                         "the channel from the ranks mixes records up",
-                                         r, job.number, record->rank, record->number, j.result.line));
+        throw Infrastructure(fmt::format(
+            "expected the record of rank {} for case {}, met that of rank {} for case {} on {}; "
+            "the channel from the ranks mixes records up",
+            r, job.number, record->rank, record->number, j.result.line));
       for (const ShotRecord& s : record->shots)
-        if (s.status == ShotRecord::infrastructure) throw Infrastructure(s.text);
-        else if (s.status == ShotRecord::too_small) throw MachineTooSmall(s.text);
+        if (s.status == ShotRecord::infrastructure)
+          throw Infrastructure(s.text);
+        else if (s.status == ShotRecord::too_small)
+          throw MachineTooSmall(s.text);
       // Only a write where it had no business leaves such a record: the rank counts as crashed.
       if (const std::string why = misfit(*record, j.evidence); !why.empty()) {
         outcomes[r].end = RankOutcome::signalled;
-        outcomes[r].text = fmt::format("handed in a record that does not fit the case: {}; its memory was overwritten", why);
+        outcomes[r].text = fmt::format(
+            "handed in a record that does not fit the case: {}; its memory was overwritten", why);
       }
       j.evidence.ranks.push_back(std::move(*record));
     }
@@ -362,7 +409,8 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     j.completed = true;
     count_traffic(j.result, j.evidence);
     judge(j, checks);
-    // What a kernel did to its device may outlive the call that failed: the next case gets other processes.
+    // What a kernel did to its device may outlive the call that failed: the next case gets other
+    // processes.
     if (on_device(line) && threw(j.evidence)) worlds_.drop(line.text("transport"));
   } else {
     // Ranks whose memory was written over judge no further case.
@@ -372,8 +420,10 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
     const bool hangs = any_hung(outcomes);
     hung += hangs;
     if (hangs && hasty)
-      j.result.state.push_back(fmt::format("note       {} cases of it hung before: this one was given a tenth of the deadline; its replay line gives it all",
-                                           hangs_waited_for));
+      j.result.state.push_back(
+          fmt::format("note       {} cases of it hung before: this one was given a tenth of the "
+                      "deadline; its replay line gives it all",
+                      hangs_waited_for));
     if (on_device(line)) worlds_.drop(line.text("transport"));
   }
   j.result.seconds = now() - begin;
@@ -383,7 +433,9 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks, con
 void Runner::judge(Judged& j, const std::vector<std::string>& checks) {
   Evidence& e = j.evidence;
   const Case& line = *e.line;
-  e.truth = [this, &line, &e](const Feed& feed) -> const Truth& { return truths_.get(line, e, feed); };
+  e.truth = [this, &line, &e](const Feed& feed) -> const Truth& {
+    return truths_.get(line, e, feed);
+  };
   for (const std::string& name : checks) j.result.checks.push_back(check_named(name).judge(e));
   e.truth = nullptr;  // refers to this frame
 }

@@ -1,4 +1,5 @@
-// One case through the whole flow: line -> global tensors -> reference and ranks -> checks -> verdict.
+// One case through the whole flow: line -> global tensors -> reference and ranks -> checks ->
+// verdict.
 #pragma once
 #include <map>
 #include <memory>
@@ -11,8 +12,8 @@
 
 namespace shardproof {
 
-// Worlds that live across cases, one for each transport and rank count; a dead one is replaced at the
-// next case. Idle ranks sleep.
+// Worlds that live across cases, one for each transport and rank count; a dead one is replaced at
+// the next case. Idle ranks sleep.
 class Worlds {
  public:
   // What ranks run; empty: rank_main(registry).
@@ -48,7 +49,7 @@ class Truths {
 struct Judged {
   CaseResult result;
   Evidence evidence;
-  bool completed = false;   // every rank handed in a whole record
+  bool completed = false;  // every rank handed in a whole record
 };
 
 class Runner {
@@ -64,8 +65,8 @@ class Runner {
 
  private:
   void judge(Judged&, const std::vector<std::string>& checks);
-  // What has hung this often is waited for less long from then on: a subject that hangs on every line
-  // would cost a gate its deadline on each.
+  // What has hung this often is waited for less long from then on: a subject that hangs on every
+  // line would cost a gate its deadline on each.
   static constexpr int hangs_waited_for = 2;
   static constexpr double haste = 0.1;  // of the deadline
   const Registry& registry_;
@@ -75,14 +76,16 @@ class Runner {
   std::map<std::string, int> hung_;  // cases, by what was under test
 };
 
-// A case as its checks plan it: the base shot, and those that they add. The line outlives it; there are
-// no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact range, or
-// where the case is larger than a judge can hold (cost.hpp).
-Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks, const Registry&, std::shared_ptr<Kept> kept = nullptr);
+// A case as its checks plan it: the base shot, and those that they add. The line outlives it; there
+// are no ranks and no truth in it yet. Throws BadInput where integers of the fill leave no exact
+// range, or where the case is larger than a judge can hold (cost.hpp).
+Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks,
+                   const Registry&, std::shared_ptr<Kept> kept = nullptr);
 // What helps where integers are not exact, in words: "fill=normal or smaller extents".
 std::string shorter_sums(const Case&, const Registry&);
 // Checks that are due on a healthy case, narrowed by `only` where it is not empty.
-std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&, const std::vector<std::string>& only);
+std::vector<std::string> due_checks(const Contract&, const Case&, const Declared&,
+                                    const std::vector<std::string>& only);
 // Declared properties of what the line puts under test (subject or control).
 Declared declared_of(const Case&, const Registry&);
 std::string lane_of(const Case&);

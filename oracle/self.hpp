@@ -14,7 +14,8 @@ namespace shardproof {
 
 class Worlds;
 
-const std::vector<Planted>& planted_faults();  // suites/self/planted.cpp; all_families() registers them
+const std::vector<Planted>&
+planted_faults();  // suites/self/planted.cpp; all_families() registers them
 
 // Planted faults and the self-test of each transport that is due, one after the other in this
 // process.

@@ -334,7 +334,8 @@ class LineJudge {
 };
 
 void check_available(const Case& line) {
-  const std::string why = reason_unavailable(line.text("transport"), line.text("device"), line.world());
+  const std::string why =
+      reason_unavailable(line.text("transport"), line.text("device"), line.world());
   if (!why.empty())
     throw Infrastructure(
         fmt::format("expected a machine that can run {}, met none: {}", lane_of(line), why));
@@ -371,8 +372,9 @@ std::string told(const Shrunk& s, const Case& from, const Symptom& symptom, doub
     if (c.check == symptom.check) about = &c;
   std::string text = telling::row("from", show(from));
   text += telling::row("minimal", show(s.line));
-  text += telling::row(
-      "judged", fmt::format("{}, {} kept   {}", number_of(s.judged, "simpler line"), s.kept, telling::seconds(seconds)));
+  text +=
+      telling::row("judged", fmt::format("{}, {} kept   {}", number_of(s.judged, "simpler line"),
+                                         s.kept, telling::seconds(seconds)));
   if (!steady)
     text += telling::row("note",
                          "the minimal line failed once and not when it was judged again: "

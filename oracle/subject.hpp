@@ -34,17 +34,20 @@ class Rank {
   virtual int world_size() const = 0;
   virtual const Mesh& mesh() const = 0;
   virtual Stream stream() const = 0;
-  // Further streams on a device, numbered from 1 to side_streams; null on the host. Nothing orders them
-  // with the rank's stream but the subject's own events. Tensors come and are fetched on the rank's.
+  // Further streams on a device, numbered from 1 to side_streams; null on the host. Nothing orders
+  // them with the rank's stream but the subject's own events. Tensors come and are fetched on the
+  // rank's.
   virtual Stream side_stream(int /*number*/) const { return nullptr; }
   virtual Communicator& along(Axis) = 0;
   virtual Communicator& along(const std::vector<Axis>&) = 0;  // first axis fastest
   virtual Communicator& world() = 0;
-  virtual View workspace(DType, std::vector<int64_t> shape) = 0;  // poisoned, guarded, the judge's; until the step ends
-  // Throws Rejected where the contract refuses the line: for a kernel without preconditions of its own.
+  // Poisoned, guarded, the judge's; until the step ends.
+  virtual View workspace(DType, std::vector<int64_t> shape) = 0;
+  // Throws Rejected where the contract refuses the line: for a kernel without preconditions of its
+  // own.
   virtual void require_legal() const {}
-  // True in a step of several microbatches: gradients of parameters come as running sums (zero at the
-  // step's start) that the backward adds to. Else every gradient is written over.
+  // True in a step of several microbatches: gradients of parameters come as running sums (zero at
+  // the step's start) that the backward adds to. Else every gradient is written over.
   virtual bool accumulates() const { return false; }
   int coordinate(Axis a) const { return mesh().coordinate(world_rank(), a); }
 };
@@ -59,35 +62,40 @@ class Kernel {
   virtual ~Kernel() = default;
   // Inputs and parameters in the contract's order, outputs likewise; local views that the judge
   // allocates, poisons and guards. Inputs are read-only.
-  virtual std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs, std::span<const View> outputs) = 0;
+  virtual std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
+                                         std::span<const View> outputs) = 0;
   // One cotangent for each output, one gradient for each input (empty view, data == nullptr, where
   // none is due: index operands, frozen parameters).
-  virtual void backward(Rank&, Saved&, std::span<const View> cotangents, std::span<const View> gradients);
-  virtual void finish(Rank&, Saved&, std::span<const View> /*gradients*/) {}  // deferred weight gradients
-  virtual bool init(Rank&, std::span<const View> /*parameters*/) { return false; }  // true: made its own
+  virtual void backward(Rank&, Saved&, std::span<const View> cotangents,
+                        std::span<const View> gradients);
+  // Deferred weight gradients.
+  virtual void finish(Rank&, Saved&, std::span<const View> /*gradients*/) {}
+  // True: made its own.
+  virtual bool init(Rank&, std::span<const View> /*parameters*/) { return false; }
 };
 
 // One call that is due in a forward or a backward. A group of one rank issues none.
 struct Traffic {
   Op op;
   Reduce reduce;
-  std::string label;   // group: "tp", "cp", ...
+  std::string label;  // group: "tp", "cp", ...
   bool backward = false;
-  int64_t count = 0;   // elements of the local `in` buffer of each call
+  int64_t count = 0;  // elements of the local `in` buffer of each call
   DType dtype = DType::f64;
   int hop = 0;
-  int rank = -1;       // -1: every rank
-  // What it returns, alike on all members, cancels out of every result, of which it moves the rounding
-  // alone: the maximum that a softmax subtracts.
+  int rank = -1;  // -1: every rank
+  // What it returns, alike on all members, cancels out of every result, of which it moves the
+  // rounding alone: the maximum that a softmax subtracts.
   bool cancels = false;
 };
 
 struct Declared {
-  bool deterministic = true, backward = true, strided = true, own_communication = false, threads = true;
+  bool deterministic = true, backward = true, strided = true, own_communication = false,
+       threads = true;
   bool leak_bitwise = true;
-  std::string plan;                    // one of the contract's traffic plans; empty: its default
-  // Its calls on a rank in order, where they are others than the contract's; null: the contract's. The
-  // check `ledger` holds it to them.
+  std::string plan;  // one of the contract's traffic plans; empty: its default
+  // Its calls on a rank in order, where they are others than the contract's; null: the contract's.
+  // The check `ledger` holds it to them.
   std::function<std::vector<Traffic>(const Case&, int rank)> traffic = nullptr;
   std::vector<DType> storage = {DType::f64, DType::f32, DType::bf16, DType::f16};
   bool accumulates_in_storage = false;  // bf16 and f16 sums in half precision instead of f32
@@ -99,7 +107,7 @@ struct Declared {
 };
 
 struct Subject {
-  std::string name;      // "" is ours, the default
+  std::string name;  // "" is ours, the default
   std::string contract;
   std::function<std::unique_ptr<Kernel>()> make;
   Declared declared;

@@ -200,7 +200,7 @@ inline Gauge gauge_of(const Case& line, const Layout& before, const Layout& afte
       apply(line, site, before, after, half.map, each(x, [](double v) { return v * v; })).value;
   const bool reduces = half.call != Op::barrier;
   g.reduced = reduces ? site.ranks : 1;
-  g.independent = !line.has("scale");  // one rounded scale for all elements
+  g.independent = !line.has("scale");                          // one rounded scale for all elements
   g.terms = line.has("scale") ? 2 : reduces ? 1 : site.ranks;  // rounded scale times the sum
   return g;
 }

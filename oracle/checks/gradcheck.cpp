@@ -8,8 +8,8 @@
 //   D2(h) = (4 D1(h/2) - D1(h)) / 3      = phi' - h^4 phi5/480 + ...
 //
 // phi errs by at most eps, the bounds of the outputs paired with |y|; then D1 errs by eps/h and D2
-// by 3 eps/h. The h at which both parts of D2's error balance is (360 eps / |phi5|)^(1/5). All steps
-// have to be planned before the ranks run, so phi5 is estimated on the reference. x and v are
+// by 3 eps/h. The h at which both parts of D2's error balance is (360 eps / |phi5|)^(1/5). All
+// steps have to be planned before the ranks run, so phi5 is estimated on the reference. x and v are
 // multiples of 2^-16 and h is a power of two: x + t v is exact.
 //
 // |D2(h/2) - <v, B y>| is allowed |D2(h/2) - D2(h)|, fifteen times the truncation of D2(h/2), and
@@ -184,13 +184,13 @@ std::optional<Value> phi_of_subject(const Evidence& e, int shot, const std::vect
 
 // ---- plan
 
-constexpr int rungs = 3;  // h, h/2, h/4
+constexpr int rungs = 3;             // h, h/2, h/4
 constexpr double least_order = 1.5;  // rounds to 2
 constexpr int largest_power = -2, smallest_power = -20;
 
 std::string shot_name(const Evidence& e, int operand, int power, int sign) {
-  return fmt::format("gradcheck:{}:{}2^{}", e.operands[size_t(operand)].name,
-                     sign > 0 ? "+" : "-", power);
+  return fmt::format("gradcheck:{}:{}2^{}", e.operands[size_t(operand)].name, sign > 0 ? "+" : "-",
+                     power);
 }
 
 // |phi5| of the reference near x: the larger of two central differences of fifth order, at k and at
@@ -389,8 +389,9 @@ void judge_operand(const Evidence& e, const Course& c, int operand, Tally& t) {
   if (order.high < least_order && !order_is_of_the_function(e, c, operand, d.eps)) {
     f.message =
         fmt::format("D1 converges with order {:.2f} at h = 2^{}, expected 2", order.high, power);
-    f.means = "the forward is not smooth here (a maximum, a clamp, a branch), or not the same "
-              "function from call to call";
+    f.means =
+        "the forward is not smooth here (a maximum, a clamp, a branch), or not the same "
+        "function from call to call";
     t.findings.push_back(std::move(f));
     return;
   }
@@ -420,8 +421,7 @@ void judge_operand(const Evidence& e, const Course& c, int operand, Tally& t) {
   const std::string name = factor_name(factor, e.mesh);
   f.pattern = "x " + factor_text(factor) + (name.empty() ? "" : " = " + name);
   f.means = factor_means(factor, e.mesh);
-  if (f.means.empty())
-    f.means = "the gradient is not the derivative of what the forward computes";
+  if (f.means.empty()) f.means = "the gradient is not the derivative of what the forward computes";
   t.findings.push_back(std::move(f));
 }
 
@@ -430,7 +430,8 @@ std::string note_of(const Tally& t) {
   if (t.judged > 0)
     note = fmt::format("sees relative errors of a gradient down to {:.1e}", t.resolution);
   if (!t.floor.empty())
-    note += fmt::format("{}{}: differences at the rounding floor", note.empty() ? "" : "; ", t.floor);
+    note +=
+        fmt::format("{}{}: differences at the rounding floor", note.empty() ? "" : "; ", t.floor);
   return note;
 }
 
@@ -442,8 +443,7 @@ CheckResult judge(const Evidence& e) {
   const Course& c = course_of(e);
   Tally t;
   for (const auto& [k, way] : c.ways) judge_operand(e, c, k, t);
-  CheckResult result =
-      judging::conclude("gradcheck", t.judged, std::move(t.findings), note_of(t));
+  CheckResult result = judging::conclude("gradcheck", t.judged, std::move(t.findings), note_of(t));
   result.ratio = std::max(result.ratio, t.ratio);
   result.bound = t.bound;
   result.where = t.where;

@@ -1,8 +1,8 @@
 // Which keys each query saw, read off the outputs of probes.
 //
 // With Q = 0 all scores are equal: P_ij = 1/n_i on the n_i keys that query i sees, lse_i = log n_i.
-// With V_j = 2^b for b < B in one channel and 0 elsewhere, n_i O_i is an integer whose bits name the
-// keys: the mask itself, key by key. B keys fit into a channel, dv channels into a shot.
+// With V_j = 2^b for b < B in one channel and 0 elsewhere, n_i O_i is an integer whose bits name
+// the keys: the mask itself, key by key. B keys fit into a channel, dv channels into a shot.
 #pragma once
 #include <cstdint>
 #include <string>

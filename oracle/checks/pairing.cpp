@@ -259,7 +259,8 @@ void Dot::add(const std::byte* elements, DType dtype, std::span<const double> b,
 
 void Dot::add(const Dot& other) {
   products_ += other.products_;
-  if (!(is_exact_ && other.is_exact_ && exact_magnitude_ < most_units && other.exact_magnitude_ < most_units)) {
+  if (!(is_exact_ && other.is_exact_ && exact_magnitude_ < most_units &&
+        other.exact_magnitude_ < most_units)) {
     Dot rounded = other;
     rounded.round();
     round();

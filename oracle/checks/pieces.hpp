@@ -24,7 +24,7 @@ inline constexpr size_t block = size_t(1) << 20;
 // together.
 struct Part {
   int rank = 0;
-  std::vector<int> ranks;        // more than one: type P
+  std::vector<int> ranks;          // more than one: type P
   const Places* places = nullptr;  // of all elements, denoted
   size_t first = 0;                // local element with which the piece begins
   std::vector<double> got;

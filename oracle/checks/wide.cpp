@@ -84,7 +84,7 @@ bool is_whole(double v) { return (v + rounding) - rounding == v; }
     }                                                                                           \
     /* Two sums, each of which waits for its last addition. A factor that is no whole number is \
      * off */                                                                                   \
-    /* from the nearest one. */                                                                                             \
+    /* from the nearest one. */                                                                 \
     template <class From>                                                                       \
     TARGET static size_t products(const From* a, const double* b, size_t n, double& sum,        \
                                   double& magnitude, bool& whole) {                             \

@@ -85,7 +85,8 @@ struct alignas(64) ArenaHead {
   int32_t live, waiting;  // ranks that work on the job; of them, those that wait
   uint32_t groups;
   int64_t job_bytes;
-  double patience;  // of the job: its deadline over the usual one, which calls wait in proportion to
+  // Of the job: its deadline over the usual one, which calls wait in proportion to.
+  double patience;
   char why[16384];
 };
 
@@ -112,7 +113,9 @@ class Arena {
   std::byte* record(int rank) const { return base_ + records_ + rank * area_; }
   std::byte* job() const { return base_ + job_; }
   int64_t area() const { return area_; }  // bytes of a payload or record area, and of the job's
-  int64_t call_deadline_ns() const { return int64_t(call_deadline_seconds * deadline_scale * head().patience * 1e9); }
+  int64_t call_deadline_ns() const {
+    return int64_t(call_deadline_seconds * deadline_scale * head().patience * 1e9);
+  }
 
   // --- the lock; `who` is a rank, or `ranks` for the parent
   void lock(int who) const;

@@ -80,7 +80,9 @@ RankProcess fork_ranks(int first_rank, int ranks, const std::function<void()>& b
       become_rank_process(parent);
       body();
       if (const std::string words = leaks_of_this_process(); !words.empty())
-        note_leak(ranks == 1 ? fmt::format("rank {}", first_rank) : fmt::format("the process of {} ranks", ranks), words);
+        note_leak(ranks == 1 ? fmt::format("rank {}", first_rank)
+                             : fmt::format("the process of {} ranks", ranks),
+                  words);
     }();
     std::fflush(nullptr);
     _exit(0);
@@ -136,7 +138,8 @@ std::vector<RankOutcome> ArenaWorld::run(std::span<const std::byte> job, uint32_
   if (dead_) end_processes();
   // Nobody is blamed for what the harness of a rank could not do.
   for (int rank = 0; rank < spec_.ranks; ++rank)
-    if (const RankPage& page = arena_->page(rank); page.threw == harness_threw && outcomes[size_t(rank)].end == RankOutcome::threw)
+    if (const RankPage& page = arena_->page(rank);
+        page.threw == harness_threw && outcomes[size_t(rank)].end == RankOutcome::threw)
       throw Infrastructure(fmt::format("rank {}: {}", rank, outcomes[size_t(rank)].text));
   return outcomes;
 }

@@ -1,5 +1,5 @@
-// The parent's side of a world whose ranks share an arena: posts a job, watches the processes, gives
-// up on what is lost or hung, and says what became of each rank.
+// The parent's side of a world whose ranks share an arena: posts a job, watches the processes,
+// gives up on what is lost or hung, and says what became of each rank.
 #pragma once
 #include <sys/types.h>
 
@@ -14,11 +14,11 @@ namespace shardproof {
 // A forked process and the ranks that live in it.
 struct RankProcess {
   pid_t pid = 0;
-  int handle = -1;            // pidfd, -1 where the kernel has none
+  int handle = -1;  // pidfd, -1 where the kernel has none
   int first_rank = 0, ranks = 1;
   bool reaped = false;
   bool ended_by_us = false;
-  int status = 0;             // of waitpid
+  int status = 0;  // of waitpid
   bool holds(int rank) const { return rank >= first_rank && rank < first_rank + ranks; }
 };
 

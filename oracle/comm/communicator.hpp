@@ -34,7 +34,8 @@ class Communicator {
   // out = concatenation of the members' in along dim. Wire: p-1 blocks received.
   void all_gather(const View& in, const View& out, int dim, Site = Site::current());
   // out = own block along dim (equal blocks, members in order) of the sum of in.
-  void reduce_scatter(const View& in, const View& out, int dim, Reduce = Reduce::sum, Site = Site::current());
+  void reduce_scatter(const View& in, const View& out, int dim, Reduce = Reduce::sum,
+                      Site = Site::current());
   // in is cut along split_dim, block i goes to member i; out is the concatenation along concat_dim
   // of the blocks received. split/concat give block extents by member; empty: equal blocks.
   void all_to_all(const View& in, const View& out, int split_dim, int concat_dim,
@@ -46,9 +47,11 @@ class Communicator {
   void barrier(Site = Site::current());
 
   // Asynchronous forms of the reductions and the gather (contiguous views along dim 0 only).
-  [[nodiscard]] Ticket start_all_reduce(const View& in, const View& out, Reduce = Reduce::sum, Site = Site::current());
+  [[nodiscard]] Ticket start_all_reduce(const View& in, const View& out, Reduce = Reduce::sum,
+                                        Site = Site::current());
   [[nodiscard]] Ticket start_all_gather(const View& in, const View& out, Site = Site::current());
-  [[nodiscard]] Ticket start_reduce_scatter(const View& in, const View& out, Reduce = Reduce::sum, Site = Site::current());
+  [[nodiscard]] Ticket start_reduce_scatter(const View& in, const View& out, Reduce = Reduce::sum,
+                                            Site = Site::current());
   void wait(Ticket);
 
   // The members cut into consecutive runs of `inner`: my run (label "cp/2" on "cp"), or, with

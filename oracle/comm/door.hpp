@@ -1,7 +1,8 @@
 // The one narrow door to other ranks. Everything behind the typed calls of Communicator is a Door:
 // a transport, or a decorator that holds the next one.
 //
-//   subject -> Communicator -> call faults -> ledger -> lockstep -> payload faults -> delays -> transport
+//   subject -> Communicator -> call faults -> ledger -> lockstep -> payload faults -> delays ->
+//   transport
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,7 +17,15 @@
 
 namespace shardproof {
 
-enum class Op : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, shift, broadcast, barrier };
+enum class Op : uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  shift,
+  broadcast,
+  barrier
+};
 enum class Reduce : uint8_t { none, sum, avg, max };
 const char* name(Op);
 const char* name(Reduce);
@@ -24,9 +33,9 @@ const char* name(Reduce);
 // Members as world ranks, in group order. Every member builds the same one by itself.
 struct Group {
   std::vector<int> members;
-  int me = 0;                // my place among the members
-  std::string label;         // "tp", "cp", "tp,cp", "world", "tp/2"
-  uint64_t id = 0;           // hash of members: equal on all of them (group_id)
+  int me = 0;         // my place among the members
+  std::string label;  // "tp", "cp", "tp,cp", "world", "tp/2"
+  uint64_t id = 0;    // hash of members: equal on all of them (group_id)
   int size() const { return int(members.size()); }
 };
 uint64_t group_id(std::span<const int> members);
@@ -43,15 +52,15 @@ struct Call {
   Op op = Op::barrier;
   Reduce reduce = Reduce::none;
   DType dtype = DType::f64;
-  int64_t count = 0;      // elements of `in` (broadcast: of `out`)
+  int64_t count = 0;  // elements of `in` (broadcast: of `out`)
   int root_or_hop = 0;
   const Group* group = nullptr;
   std::vector<int64_t> send, recv;  // all_to_all only: elements by member
   const char* file = "";
-  int line = 0;           // the call site in the subject
+  int line = 0;  // the call site in the subject
 };
 
-using Stream = void*;     // null on the host
+using Stream = void*;  // null on the host
 using Ticket = uint64_t;
 
 struct Door {
@@ -62,7 +71,8 @@ struct Door {
   virtual void wait(Ticket, Stream) = 0;
 };
 
-// Another rank's fault (or a deadline) ended this call; `why` is the same text on all ranks where it can be.
+// Another rank's fault (or a deadline) ended this call; `why` is the same text on all ranks where
+// it can be.
 struct Released : std::runtime_error {
   enum Cause : uint8_t { mismatch, deadlock, deadline, peer_lost, world_ended } cause;
   Released(Cause c, const std::string& why) : std::runtime_error(why), cause(c) {}
@@ -83,17 +93,17 @@ struct Trace {
   Op op = Op::barrier;
   Reduce reduce = Reduce::none;
   DType dtype = DType::f64;
-  bool returned = false;          // the call below has ended: the rank is behind it
+  bool returned = false;  // the call below has ended: the rank is behind it
   int32_t hop = 0;
   uint32_t case_number = 0, shot = 0;
-  uint32_t calls_in_phase = 0;    // calls begun in this phase so far; the current one included
+  uint32_t calls_in_phase = 0;  // calls begun in this phase so far; the current one included
   int64_t count = 0;
   uint64_t group = 0;
-  char label[24] = {};            // the group's
+  char label[24] = {};  // the group's
   int16_t members[64] = {};
   int16_t group_size = 0;
-  char site[96] = {};             // "linear_row.cpp:41"
-  int64_t since_ns = 0;           // monotonic clock, when `state` was entered
+  char site[96] = {};    // "linear_row.cpp:41"
+  int64_t since_ns = 0;  // monotonic clock, when `state` was entered
 };
 
 }  // namespace shardproof

@@ -523,8 +523,8 @@ void sum_from_own_on(Bench&, Flight& f) {
   sum_in_order_of(f, order);
 }
 // Equal on all ranks within a call. The first shot sums in the order of members; a later one in the
-// first of p orders that rounds otherwise, each with another last to arrive, whose place alone decides
-// at p = 3, and the others shuffled.
+// first of p orders that rounds otherwise, each with another last to arrive, whose place alone
+// decides at p = 3, and the others shuffled.
 void sum_as_arrived(Bench& b, Flight& f) {
   const int p = f.p();
   std::vector<int> order(static_cast<size_t>(p));

@@ -12,18 +12,19 @@ struct LedgerEntry {
   Op op = Op::barrier;
   Reduce reduce = Reduce::none;
   DType dtype = DType::f64;
-  int64_t count = 0;            // elements of `in`
-  int hop = 0;                  // shift: hop; broadcast: root
-  std::string label;            // "tp"
-  std::vector<int> members;     // world ranks
-  int to = -1, from = -1;       // shift: peers as world ranks
+  int64_t count = 0;         // elements of `in`
+  int hop = 0;               // shift: hop; broadcast: root
+  std::string label;         // "tp"
+  std::vector<int> members;  // world ranks
+  int to = -1, from = -1;    // shift: peers as world ranks
   std::vector<int64_t> send, recv;
   Phase phase = Phase::idle;
-  int number = 0;               // from 1 within (phase, label): the site of a fault
-  std::string site;             // "linear_row.cpp:41"
+  int number = 0;    // from 1 within (phase, label): the site of a fault
+  std::string site;  // "linear_row.cpp:41"
   bool operator==(const LedgerEntry&) const = default;
 };
-std::string text(const LedgerEntry&);  // "call 2 of backward on tp{0-3}: all_reduce sum, 12 x f32, at linear_row.cpp:41"
+std::string text(const LedgerEntry&);  // "call 2 of backward on tp{0-3}: all_reduce sum, 12 x f32,
+                                       // at linear_row.cpp:41"
 
 // Logical payload of one call in bytes: AR, RS the input buffer; AG the output buffer; all-to-all
 // the local send buffer; shift the message. One rank.
@@ -39,8 +40,8 @@ int64_t ring_bytes_of_rank(Op, int64_t elements, int64_t element_bytes, int rank
 // all-to-all(v): bytes that the rank sends to the others, its row of the sum off the diagonal.
 int64_t row_bytes(const LedgerEntry&, int world_rank);
 
-std::string members_text(const std::vector<int>&);        // "{0-3}", "{0,2,4,6}"
-std::string site_text(const char* file, int line);        // "linear_row.cpp:41"
+std::string members_text(const std::vector<int>&);  // "{0-3}", "{0,2,4,6}"
+std::string site_text(const char* file, int line);  // "linear_row.cpp:41"
 
 // Where a rank stands within a case; shared by the decorators, the transport and the executor.
 struct RankState {
@@ -50,7 +51,7 @@ struct RankState {
   Phase phase = Phase::idle;
   uint32_t shot = 0;
   uint32_t case_number = 0;
-  Trace* trace = nullptr;      // may be null
+  Trace* trace = nullptr;  // may be null
 };
 
 // Decorator: records every call before it is passed on, and keeps the trace page up to date.

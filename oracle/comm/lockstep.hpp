@@ -12,16 +12,16 @@ namespace shardproof {
 // What a member says of the call that it is about to make. Fixed size, plain data: it travels.
 struct Fingerprint {
   uint64_t group = 0;
-  uint32_t sequence = 0;      // calls made on this group so far in the case
+  uint32_t sequence = 0;  // calls made on this group so far in the case
   int32_t world_rank = 0;
   Op op = Op::barrier;
   Reduce reduce = Reduce::none;
   DType dtype = DType::f64;
   Phase phase = Phase::idle;
   int32_t root_or_hop = 0;
-  int64_t count = 0;          // elements of `in`
-  int64_t recv = 0;           // shift: elements expected
-  char site[80] = {};         // "linear_row.cpp:41"; may differ in right code
+  int64_t count = 0;   // elements of `in`
+  int64_t recv = 0;    // shift: elements expected
+  char site[80] = {};  // "linear_row.cpp:41"; may differ in right code
 };
 Fingerprint fingerprint(const Call&, const RankState&, uint32_t sequence, int64_t recv);
 

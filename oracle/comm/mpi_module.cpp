@@ -1,5 +1,5 @@
-// MPI as a wire. Blocking calls of MPICH never yield, so nothing here blocks: messages are probed for.
-// Linked with MPI, loaded by the rank: the parent never holds it.
+// MPI as a wire. Blocking calls of MPICH never yield, so nothing here blocks: messages are probed
+// for. Linked with MPI, loaded by the rank: the parent never holds it.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -29,10 +29,14 @@ class MpiWire final : public Wire {
 
   void send(int to, int tag, Message message) override {
     if (message.size() > size_t(INT32_MAX))
-      throw Infrastructure(fmt::format("a message of {} bytes is beyond the int range of MPI; use smaller extents", message.size()));
+      throw Infrastructure(
+          fmt::format("a message of {} bytes is beyond the int range of MPI; use smaller extents",
+                      message.size()));
     Outgoing& out = outgoing_.emplace_back();
     out.bytes = std::move(message);
-    require(MPI_Isend(out.bytes.data(), int(out.bytes.size()), MPI_BYTE, to, tag, comm_, &out.request), "MPI_Isend");
+    require(
+        MPI_Isend(out.bytes.data(), int(out.bytes.size()), MPI_BYTE, to, tag, comm_, &out.request),
+        "MPI_Isend");
   }
 
   bool flush() override {
@@ -87,13 +91,15 @@ class Session final : public MpiSession {
     std::string first(text, size_t(length));
     std::replace(first.begin(), first.end(), '\t', ' ');
     first = first.substr(0, first.find('\n'));
-    if (first.starts_with("MPICH Version:")) first = "MPICH " + first.substr(first.find_last_of(' ') + 1);
+    if (first.starts_with("MPICH Version:"))
+      first = "MPICH " + first.substr(first.find_last_of(' ') + 1);
     return first;
   }
   std::unique_ptr<Door> door(const Context& c) override {
     MPI_Comm node;
     int on_node = size_;
-    if (MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node) == MPI_SUCCESS) {
+    if (MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node) ==
+        MPI_SUCCESS) {
       MPI_Comm_size(node, &on_node);
       MPI_Comm_free(&node);
     }
@@ -103,15 +109,22 @@ class Session final : public MpiSession {
     return door;
   }
   void send(int to, std::span<const std::byte> bytes) override {
-    if (bytes.size() > size_t(INT32_MAX)) throw Infrastructure(fmt::format("a record of {} bytes is beyond the int range of MPI; use smaller extents", bytes.size()));
+    if (bytes.size() > size_t(INT32_MAX))
+      throw Infrastructure(
+          fmt::format("a record of {} bytes is beyond the int range of MPI; use smaller extents",
+                      bytes.size()));
     MPI_Request request;
-    require(MPI_Isend(bytes.data(), int(bytes.size()), MPI_BYTE, to, 0, plain_, &request), "MPI_Isend");
-    for (int done = 0; require(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test"), !done;) ::usleep(20);
+    require(MPI_Isend(bytes.data(), int(bytes.size()), MPI_BYTE, to, 0, plain_, &request),
+            "MPI_Isend");
+    for (int done = 0; require(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test"), !done;)
+      ::usleep(20);
   }
   std::vector<std::byte> receive(int from) override {
     MPI_Message handle;
     MPI_Status status;
-    for (int there = 0; require(MPI_Improbe(from, 0, plain_, &there, &handle, &status), "MPI_Improbe"), !there;) ::usleep(50);
+    for (int there = 0;
+         require(MPI_Improbe(from, 0, plain_, &there, &handle, &status), "MPI_Improbe"), !there;)
+      ::usleep(50);
     int bytes = 0;
     require(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
     std::vector<std::byte> message(static_cast<size_t>(bytes));
@@ -135,7 +148,8 @@ class Session final : public MpiSession {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) MpiSession* shardproof_open_mpi_session(int* argc, char*** argv) {
+extern "C" __attribute__((visibility("default"))) MpiSession* shardproof_open_mpi_session(
+    int* argc, char*** argv) {
   return new Session(argc, argv);
 }
 

@@ -1,13 +1,13 @@
-// The whole program under somebody else's launcher (`mpiexec -n 4 shardproof gate`, srun): rank 0 plans,
-// judges and is a rank itself; the others run what it hands out. A crash ends the run: no parent is left
-// to go on. What was judged before stands in the records that the ranks leave.
+// The whole program under somebody else's launcher (`mpiexec -n 4 shardproof gate`, srun): rank 0
+// plans, judges and is a rank itself; the others run what it hands out. A crash ends the run: no
+// parent is left to go on. What was judged before stands in the records that the ranks leave.
 #include <fcntl.h>
 
+#include <unistd.h>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -22,14 +22,14 @@
 namespace shardproof {
 namespace {
 
-// open comes once, before the first job: all ranks open their doors together, with rank 0's scale of
-// deadlines.
+// open comes once, before the first job: all ranks open their doors together, with rank 0's scale
+// of deadlines.
 enum class Word : uint32_t { open, job, end };
 struct Order {
   Word word = Word::job;
   uint32_t number = 0;  // of the job; end: exit code
   double deadline = 0;  // of the job; open: scale
-  uint32_t nccl = 0;  // 1: the job runs over NCCL
+  uint32_t nccl = 0;    // 1: the job runs over NCCL
 };
 
 std::optional<int> number(const char* variable) {
@@ -90,26 +90,35 @@ volatile std::sig_atomic_t awaited = 0;  // rank whose record rank 0 waits for; 
 void on_alarm(int) {
   LastWords words;
   if (awaited)
-    (words << "shardproof: rank " << int64_t(awaited) << " handed in no record within its deadline; without a parent of its own the run ends here\n").say_and_end(1);
-  (words << "shardproof: a rank made no end within its deadline: it stood " << snapshot(page()->trace) << "\n").say_and_end(1);
+    (words
+     << "shardproof: rank " << int64_t(awaited)
+     << " handed in no record within its deadline; without a parent of its own the run ends here\n")
+        .say_and_end(1);
+  (words << "shardproof: a rank made no end within its deadline: it stood "
+         << snapshot(page()->trace) << "\n")
+      .say_and_end(1);
 }
 
 // Says where the rank stood; the exit code of a crash is 1 whatever the launcher makes of signals.
 void on_crash(int signal) {
-  (LastWords() << "shardproof: a rank was killed by signal " << int64_t(signal) << " (" << ::sigabbrev_np(signal) << ") " << snapshot(page()->trace)
+  (LastWords() << "shardproof: a rank was killed by signal " << int64_t(signal) << " ("
+               << ::sigabbrev_np(signal) << ") " << snapshot(page()->trace)
                << "; without a parent of its own the run ends here\n")
       .say_and_end(1);
 }
 
 constexpr unsigned init_seconds = 120;
 
-// What the environment says of a launcher that may be gone: a shell that was started by one keeps its variables.
+// What the environment says of a launcher that may be gone: a shell that was started by one keeps
+// its variables.
 std::string told_by_environment() {
   const OutsideLaunch launch = outside_launch().value();
-  return fmt::format("the environment ({}) says rank {} of {}", launch.variables, launch.rank, launch.size);
+  return fmt::format("the environment ({}) says rank {} of {}", launch.variables, launch.rank,
+                     launch.size);
 }
 
-constexpr const char* no_launcher_there = "; unset these where no launcher runs, or start the program with the launcher of this MPI";
+constexpr const char* no_launcher_there =
+    "; unset these where no launcher runs, or start the program with the launcher of this MPI";
 
 bool no_world_here = false;  // MPI was opened, and its world is not the one that was told
 
@@ -128,15 +137,17 @@ MpiSession* open_session() {
   const OutsideLaunch launch = outside_launch().value();
   if (launch.launcher == torchrun) return open_tcp_session();
   words_of_silent_init() =
-      fmt::format("shardproof: MPI_Init did not come back within {} s, although {}{}\n", init_seconds, told_by_environment(), no_launcher_there);
+      fmt::format("shardproof: MPI_Init did not come back within {} s, although {}{}\n",
+                  init_seconds, told_by_environment(), no_launcher_there);
   std::signal(SIGALRM, on_silent_init);
   ::alarm(init_seconds);
   MpiSession* session = open_mpi_session(nullptr, nullptr);
   ::alarm(0);
   no_world_here = session->size() != launch.size || session->rank() != launch.rank;
   if (no_world_here)
-    throw Infrastructure(fmt::format("{}, but MPI ({}) made this rank {} of {}{}", told_by_environment(), session->library(), session->rank(), session->size(),
-                                     no_launcher_there));
+    throw Infrastructure(fmt::format("{}, but MPI ({}) made this rank {} of {}{}",
+                                     told_by_environment(), session->library(), session->rank(),
+                                     session->size(), no_launcher_there));
   return session;
 }
 
@@ -154,17 +165,21 @@ class Participant {
     context.state = &state;
     context.page = page();
     context.deadline_scale = scale;
-    context.released = [](void*) -> std::optional<std::pair<Released::Cause, std::string>> { return std::nullopt; };
+    context.released = [](void*) -> std::optional<std::pair<Released::Cause, std::string>> {
+      return std::nullopt;
+    };
     door = session->door(context);
   }
 
   void leave() {
-    if (const std::string words = leaks_of_this_process(); !words.empty()) note_leak(fmt::format("MPI rank {}", session->rank()), words);
+    if (const std::string words = leaks_of_this_process(); !words.empty())
+      note_leak(fmt::format("MPI rank {}", session->rank()), words);
     session->finalize();
   }
 
   // Throws what the rank threw.
-  std::vector<std::byte> work(const RankMain& main, std::span<const std::byte> job, uint32_t case_number, double deadline) {
+  std::vector<std::byte> work(const RankMain& main, std::span<const std::byte> job,
+                              uint32_t case_number, double deadline) {
     page()->trace = Trace{};
     page()->trace.case_number = case_number;
     RankHost host{session->rank(), session->size(), door.get(), &page()->trace, false, &state};
@@ -172,7 +187,9 @@ class Participant {
     std::vector<std::byte> record = main(host, job);
     ::alarm(0);
     if (!session->end_job())
-      throw Infrastructure("messages of a broken call are still on their way; under an outside launcher a world cannot be started anew: judge this line without one");
+      throw Infrastructure(
+          "messages of a broken call are still on their way; under an outside launcher a world "
+          "cannot be started anew: judge this line without one");
     return record;
   }
 
@@ -196,20 +213,29 @@ std::vector<std::byte> as_message(const T& head, std::span<const std::byte> rest
 
 class OutsideWorld final : public World {
  public:
-  OutsideWorld(const WorldSpec& spec, RankMain main) : spec_(spec), main_(std::move(main)), me_(participant()) {
+  OutsideWorld(const WorldSpec& spec, RankMain main)
+      : spec_(spec), main_(std::move(main)), me_(participant()) {
     if (me_.session->size() != spec.ranks)
-      throw Infrastructure(fmt::format("expected a world of {} ranks, met one of {}: the launcher that started this program decides; start it with -n {}",
-                                       spec.ranks, me_.session->size(), spec.ranks));
+      throw Infrastructure(
+          fmt::format("expected a world of {} ranks, met one of {}: the launcher that started this "
+                      "program decides; start it with -n {}",
+                      spec.ranks, me_.session->size(), spec.ranks));
     if (me_.door) return;
-    for (int r = 1; r < spec_.ranks; ++r) me_.session->send(r, as_message(Order{Word::open, 0, spec_.deadline_scale, 0}, {}));
+    for (int r = 1; r < spec_.ranks; ++r)
+      me_.session->send(r, as_message(Order{Word::open, 0, spec_.deadline_scale, 0}, {}));
     me_.open_door(spec_.deadline_scale);
   }
   bool alive() const override { return true; }
-  std::string description() const override { return fmt::format("{}, {} ranks, {}, started from outside", spec_.transport, spec_.ranks, me_.session->library()); }
+  std::string description() const override {
+    return fmt::format("{}, {} ranks, {}, started from outside", spec_.transport, spec_.ranks,
+                       me_.session->library());
+  }
 
-  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number, double deadline) override {
+  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
+                               double deadline) override {
     const double limit = deadline * spec_.deadline_scale;
-    const auto order = as_message(Order{Word::job, case_number, limit, uint32_t(spec_.transport == "nccl")}, job);
+    const auto order =
+        as_message(Order{Word::job, case_number, limit, uint32_t(spec_.transport == "nccl")}, job);
     for (int r = 1; r < spec_.ranks; ++r) me_.session->send(r, order);
     std::vector<RankOutcome> outcomes(size_t(spec_.ranks));
     outcomes[0].end = RankOutcome::finished;
@@ -232,11 +258,12 @@ class OutsideWorld final : public World {
   Participant& me_;
 };
 
-// A launcher leaves more than numbers: a descriptor or an address to reach it by. PMI_RANK alone is what a
-// shell inherited, and MPI would wait for a launcher that is not there.
+// A launcher leaves more than numbers: a descriptor or an address to reach it by. PMI_RANK alone is
+// what a shell inherited, and MPI would wait for a launcher that is not there.
 bool reaches_launcher() {
   if (const auto fd = number("PMI_FD")) return ::fcntl(*fd, F_GETFD) != -1;
-  for (const char* address : {"PMI_PORT", "PMI_CONTROL_FD", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_JOBID"})
+  for (const char* address :
+       {"PMI_PORT", "PMI_CONTROL_FD", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_JOBID"})
     if (std::getenv(address)) return true;
   return false;
 }
@@ -244,7 +271,8 @@ bool reaches_launcher() {
 }  // namespace
 
 std::optional<OutsideLaunch> outside_launch() {
-  const auto from = [](const char* rank, const char* size, const char* name) -> std::optional<OutsideLaunch> {
+  const auto from = [](const char* rank, const char* size,
+                       const char* name) -> std::optional<OutsideLaunch> {
     const auto r = number(rank), n = number(size);
     if (!r || !n || *n < 2) return std::nullopt;
     return OutsideLaunch{*r, *n, name, fmt::format("{} and {}", rank, size)};
@@ -257,7 +285,9 @@ std::optional<OutsideLaunch> outside_launch() {
   return std::nullopt;
 }
 
-std::unique_ptr<World> start_outside_world(const WorldSpec& spec, RankMain main) { return std::make_unique<OutsideWorld>(spec, std::move(main)); }
+std::unique_ptr<World> start_outside_world(const WorldSpec& spec, RankMain main) {
+  return std::make_unique<OutsideWorld>(spec, std::move(main));
+}
 
 int serve_outside(const RankMain& main) {
   Participant& me = participant();
@@ -265,7 +295,8 @@ int serve_outside(const RankMain& main) {
   for (;;) {
     const std::vector<std::byte> message = me.session->receive(0);
     Order order;
-    if (message.size() < sizeof order) throw Infrastructure("rank 0 sent an order that is not whole");
+    if (message.size() < sizeof order)
+      throw Infrastructure("rank 0 sent an order that is not whole");
     std::memcpy(&order, message.data(), sizeof order);
     if (order.word == Word::end) {
       me.leave();
@@ -276,14 +307,17 @@ int serve_outside(const RankMain& main) {
       over_nccl = with_nccl(main, order.deadline);
       continue;
     }
-    me.session->send(0, me.work(order.nccl ? over_nccl : main, std::span(message).subspan(sizeof order), order.number, order.deadline));
+    me.session->send(
+        0, me.work(order.nccl ? over_nccl : main, std::span(message).subspan(sizeof order),
+                   order.number, order.deadline));
   }
 }
 
 void release_outside(int exit_code) {
   if (no_world_here) return;
   Participant& me = participant();  // also where nothing was run: the others wait in MPI_Init
-  for (int r = 1; r < me.session->size(); ++r) me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0, 0}, {}));
+  for (int r = 1; r < me.session->size(); ++r)
+    me.session->send(r, as_message(Order{Word::end, uint32_t(exit_code), 0, 0}, {}));
   me.leave();
 }
 

@@ -1,6 +1,6 @@
-// What the parent and the MPI ranks say to each other: frames on one stream socket a rank, and a page
-// that they map both where they share a machine. Neither side needs MPI for it; the program itself
-// never links MPI, ranks load it as a module after the start.
+// What the parent and the MPI ranks say to each other: frames on one stream socket a rank, and a
+// page that they map both where they share a machine. Neither side needs MPI for it; the program
+// itself never links MPI, ranks load it as a module after the start.
 //
 //   parent:  starts `mpiexec -n p self --worker ...`, listens, sends jobs and releases
 //   worker:  a supervisor (waits, notes how the rank ended) and its child, the MPI rank
@@ -22,22 +22,22 @@ namespace shardproof {
 
 // Shared by supervisor, rank and, on one machine, the parent: file page.<pid of the supervisor>.
 struct MpiPage {
-  std::atomic<uint32_t> ended;        // 1: status holds what waitpid gave the supervisor
+  std::atomic<uint32_t> ended;  // 1: status holds what waitpid gave the supervisor
   int32_t status = 0;
-  std::atomic<int32_t> signal;        // what the crash handler caught; 0: none
+  std::atomic<int32_t> signal;  // what the crash handler caught; 0: none
   uint64_t address = 0;
   std::atomic<int32_t> rank_pid;
-  std::atomic<uint64_t> polls;        // looks at unfinished messages
-  std::atomic<uint64_t> progress;     // calls begun and ended
-  std::atomic<uint32_t> working;      // between the receipt of a job and its record
+  std::atomic<uint64_t> polls;     // looks at unfinished messages
+  std::atomic<uint64_t> progress;  // calls begun and ended
+  std::atomic<uint32_t> working;   // between the receipt of a job and its record
   Trace trace;
 };
 
 struct Frame {
   enum Kind : uint32_t { hello, job, record, threw, release, stop, leaks } kind = hello;
-  uint32_t number = 0;                // job number; release: cause; record: 1 where the door was released;
-                                      // threw: 1 where the rank's harness threw
-  uint64_t bytes = 0;                 // that follow; leaks: LeakSanitizer's words, after a stop
+  uint32_t number = 0;  // job number; release: cause; record: 1 where the door was released;
+                        // threw: 1 where the rank's harness threw
+  uint64_t bytes = 0;   // that follow; leaks: LeakSanitizer's words, after a stop
 };
 
 struct Hello {

@@ -1,5 +1,5 @@
-// The program started again by mpiexec. Its process only watches: it forks the MPI rank and notes how
-// that ended, which mpiexec would not tell (a rank that calls _exit(0) leaves mpiexec at 0).
+// The program started again by mpiexec. Its process only watches: it forks the MPI rank and notes
+// how that ended, which mpiexec would not tell (a rank that calls _exit(0) leaves mpiexec at 0).
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -28,7 +28,8 @@ MpiPage* crash_page = nullptr;
 
 void on_crash(int signal, siginfo_t* info, void*) {
   int32_t none = 0;
-  if (crash_page && crash_page->signal.compare_exchange_strong(none, signal)) crash_page->address = uint64_t(info->si_addr);
+  if (crash_page && crash_page->signal.compare_exchange_strong(none, signal))
+    crash_page->address = uint64_t(info->si_addr);
   std::signal(signal, SIG_DFL);
   ::raise(signal);
 }
@@ -37,12 +38,14 @@ MpiPage* make_page(const std::string& folder) {
   const std::string path = fmt::format("{}/page.{}", folder, ::getpid());
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   void* at = MAP_FAILED;
-  if (fd >= 0 && ::ftruncate(fd, sizeof(MpiPage)) == 0 && ::posix_fallocate(fd, 0, sizeof(MpiPage)) == 0)
+  if (fd >= 0 && ::ftruncate(fd, sizeof(MpiPage)) == 0 &&
+      ::posix_fallocate(fd, 0, sizeof(MpiPage)) == 0)
     at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (fd >= 0) ::close(fd);
   if (at == MAP_FAILED) {  // another machine, or a full disk: the parent then does without it
     if (fd >= 0) ::unlink(path.c_str());
-    at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    at =
+        ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   }
   return at == MAP_FAILED ? nullptr : new (at) MpiPage;
 }
@@ -71,9 +74,16 @@ struct Arguments {
 
 Arguments read_arguments(int argc, char** argv) {
   if (argc < 8)
-    leave("expected `--worker ADDRESS TOKEN FOLDER RANKS SCALE LOCKSTEP`, as `shardproof --transport mpi` starts it, met fewer words; "
-          "start the gate instead");
-  return {argv[2], argv[4], std::strtoull(argv[3], nullptr, 16), std::atoi(argv[5]), std::atof(argv[6]), std::string(argv[7]) == "on"};
+    leave(
+        "expected `--worker ADDRESS TOKEN FOLDER RANKS SCALE LOCKSTEP`, as `shardproof --transport "
+        "mpi` starts it, met fewer words; "
+        "start the gate instead");
+  return {argv[2],
+          argv[4],
+          std::strtoull(argv[3], nullptr, 16),
+          std::atoi(argv[5]),
+          std::atof(argv[6]),
+          std::string(argv[7]) == "on"};
 }
 
 class MpiRank {
@@ -112,7 +122,8 @@ class MpiRank {
   void finalize() {
     if (leaks_are_looked_for()) {
       const std::string words = leaks_of_this_process();
-      send_frame(parent_, {Frame::leaks, 0, 0}, std::as_bytes(std::span(words.data(), words.size())));
+      send_frame(parent_, {Frame::leaks, 0, 0},
+                 std::as_bytes(std::span(words.data(), words.size())));
     }
     session_->finalize();
   }
@@ -120,7 +131,9 @@ class MpiRank {
  private:
   void connect(const Arguments& a) {
     parent_ = connect_to(a.address);
-    if (parent_ < 0) leave(fmt::format("cannot reach the parent at {}: {}; is that name known on this machine?", a.address, std::strerror(errno)));
+    if (parent_ < 0)
+      leave(fmt::format("cannot reach the parent at {}: {}; is that name known on this machine?",
+                        a.address, std::strerror(errno)));
     Hello h;
     h.token = a.token;
     h.rank = session_->rank();
@@ -162,7 +175,8 @@ class MpiRank {
     page_->working = 0;
     const bool clean = session_->end_job();
     if (threw)
-      send_frame(parent_, {Frame::threw, uint32_t(harness), 0}, std::as_bytes(std::span(text.data(), text.size())));
+      send_frame(parent_, {Frame::threw, uint32_t(harness), 0},
+                 std::as_bytes(std::span(text.data(), text.size())));
     else
       send_frame(parent_, {Frame::record, uint32_t(!clean), 0}, record);
   }
@@ -197,7 +211,7 @@ void watch_for_crashes(MpiPage* page) {
   alternate.ss_sp = stack;
   alternate.ss_size = sizeof stack;
   ::sigaltstack(&alternate, nullptr);
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_sigaction = on_crash;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
   for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(s, &action, nullptr);
@@ -208,11 +222,15 @@ void watch_for_crashes(MpiPage* page) {
 MpiSession* open_mpi_session(int* argc, char*** argv) {
   std::string tried;
   const std::string file = find_module(mpi_module_name, &tried);
-  if (file.empty()) throw Infrastructure(fmt::format("expected the module {} in one of {}; build with MPI", mpi_module_name, tried));
+  if (file.empty())
+    throw Infrastructure(
+        fmt::format("expected the module {} in one of {}; build with MPI", mpi_module_name, tried));
   void* module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!module) throw Infrastructure(fmt::format("cannot load {}: {}", file, ::dlerror()));
   const auto open = reinterpret_cast<OpenMpiSession>(::dlsym(module, open_mpi_session_name));
-  if (!open) throw Infrastructure(fmt::format("{} lacks {}: it belongs to another version", file, open_mpi_session_name));
+  if (!open)
+    throw Infrastructure(
+        fmt::format("{} lacks {}: it belongs to another version", file, open_mpi_session_name));
   return open(argc, argv);
 }
 

@@ -38,7 +38,9 @@ namespace shardproof {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream in(text);
@@ -48,7 +50,9 @@ std::vector<std::string> words_of(const std::string& text) {
 // Options with which a launcher reaches other machines; then ranks call back over TCP.
 bool leaves_this_machine(const std::vector<std::string>& launcher) {
   for (const std::string& w : launcher)
-    if (w == "-f" || w == "-hosts" || w == "-host" || w == "--hostfile" || w == "-hostfile" || w == "--host" || w.ends_with("srun")) return true;
+    if (w == "-f" || w == "-hosts" || w == "-host" || w == "--hostfile" || w == "-hostfile" ||
+        w == "--host" || w.ends_with("srun"))
+      return true;
   return false;
 }
 
@@ -64,8 +68,8 @@ struct RankLink {
   int fd = -1;
   Hello hello;
   MpiPage* page = nullptr;
-  bool reported = false;   // record or text of this job is in
-  bool harness = false;    // the text is of what the rank's harness threw
+  bool reported = false;  // record or text of this job is in
+  bool harness = false;   // the text is of what the rank's harness threw
   RankOutcome outcome;
 };
 
@@ -87,9 +91,12 @@ class MpiWorld final : public World {
   ~MpiWorld() override { end(); }
 
   bool alive() const override { return alive_; }
-  std::string description() const override { return fmt::format("mpi, {} ranks, {}", spec_.ranks, links_[0].hello.library); }
+  std::string description() const override {
+    return fmt::format("mpi, {} ranks, {}", spec_.ranks, links_[0].hello.library);
+  }
 
-  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number, double deadline) override {
+  std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
+                               double deadline) override {
     begun_ = Clock::now();
     released_ = false;
     lost_at_.reset();
@@ -113,7 +120,8 @@ class MpiWorld final : public World {
     auto all = outcomes();
     // Nobody is blamed for what the harness of a rank could not do.
     for (size_t r = 0; r < all.size(); ++r)
-      if (links_[r].harness && all[r].end == RankOutcome::threw) throw Infrastructure(fmt::format("rank {}: {}", r, all[r].text));
+      if (links_[r].harness && all[r].end == RankOutcome::threw)
+        throw Infrastructure(fmt::format("rank {}: {}", r, all[r].text));
     return all;
   }
 
@@ -122,12 +130,17 @@ class MpiWorld final : public World {
 
   void make_folder() {
     const char* temporary = std::getenv("TMPDIR");
-    std::string pattern = spec_.run_directory.empty() ? std::string(temporary ? temporary : "/tmp") : spec_.run_directory;
+    std::string pattern = spec_.run_directory.empty() ? std::string(temporary ? temporary : "/tmp")
+                                                      : spec_.run_directory;
     pattern += "/shardproof.XXXXXX";
     if (!::mkdtemp(pattern.data()))
-      throw Infrastructure(fmt::format("run directory: expected a folder that can be made as {}, met '{}'; set TMPDIR to one that can be written to", pattern, std::strerror(errno)));
+      throw Infrastructure(
+          fmt::format("run directory: expected a folder that can be made as {}, met '{}'; set "
+                      "TMPDIR to one that can be written to",
+                      pattern, std::strerror(errno)));
     folder_ = pattern;
-    if (::getrandom(&token_, sizeof token_, 0) != sizeof token_) token_ = uint64_t(Clock::now().time_since_epoch().count());
+    if (::getrandom(&token_, sizeof token_, 0) != sizeof token_)
+      token_ = uint64_t(Clock::now().time_since_epoch().count());
   }
 
   void listen() {
@@ -136,10 +149,14 @@ class MpiWorld final : public World {
       a.sun_family = AF_UNIX;
       const std::string path = folder_ + "/parent";
       if (path.size() >= sizeof a.sun_path)
-        throw Infrastructure(fmt::format("run directory: expected a path under {} characters, met {}; set TMPDIR to a shorter one", sizeof a.sun_path, path));
+        throw Infrastructure(
+            fmt::format("run directory: expected a path under {} characters, met {}; set TMPDIR to "
+                        "a shorter one",
+                        sizeof a.sun_path, path));
       std::strcpy(a.sun_path, path.c_str());
       listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 || ::listen(listener_, 64) != 0)
+      if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 ||
+          ::listen(listener_, 64) != 0)
         throw Infrastructure(fmt::format("cannot listen on {}: {}", path, std::strerror(errno)));
       address_ = "unix:" + path;
       return;
@@ -149,9 +166,11 @@ class MpiWorld final : public World {
     a.sin_addr.s_addr = htonl(INADDR_ANY);
     listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     socklen_t length = sizeof a;
-    if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 || ::listen(listener_, 64) != 0 ||
+    if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 ||
+        ::listen(listener_, 64) != 0 ||
         ::getsockname(listener_, reinterpret_cast<sockaddr*>(&a), &length) != 0)
-      throw Infrastructure(fmt::format("cannot listen for ranks on other machines: {}", std::strerror(errno)));
+      throw Infrastructure(
+          fmt::format("cannot listen for ranks on other machines: {}", std::strerror(errno)));
     char host[256] = {};
     ::gethostname(host, sizeof host - 1);
     address_ = fmt::format("tcp:{}:{}", host, ntohs(a.sin_port));
@@ -159,10 +178,13 @@ class MpiWorld final : public World {
 
   void launch() {
     std::vector<std::string> words = launcher_;
-    words.insert(words.end(), {"-n", std::to_string(spec_.ranks), program(), "--worker", address_, fmt::format("{:x}", token_), folder_,
-                               std::to_string(spec_.ranks), fmt::format("{}", spec_.deadline_scale), spec_.lockstep ? "on" : "off"});
+    words.insert(words.end(),
+                 {"-n", std::to_string(spec_.ranks), program(), "--worker", address_,
+                  fmt::format("{:x}", token_), folder_, std::to_string(spec_.ranks),
+                  fmt::format("{}", spec_.deadline_scale), spec_.lockstep ? "on" : "off"});
     int report[2];
-    if (::pipe2(report, O_CLOEXEC) != 0) throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
+    if (::pipe2(report, O_CLOEXEC) != 0)
+      throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
     std::fflush(nullptr);
     launcher_pid_ = ::fork();
     if (launcher_pid_ < 0) throw Infrastructure(fmt::format("fork: {}", std::strerror(errno)));
@@ -174,13 +196,16 @@ class MpiWorld final : public World {
     const bool failed = ::read(report[0], &failure, sizeof failure) == sizeof failure;
     ::close(report[0]);
     if (failed)
-      throw Infrastructure(fmt::format("--mpiexec: expected a launcher that can be started, met '{}': {}; install MPICH (scripts/setup) or name it with --mpiexec",
-                                       launcher_[0], std::strerror(failure)));
+      throw Infrastructure(
+          fmt::format("--mpiexec: expected a launcher that can be started, met '{}': {}; install "
+                      "MPICH (scripts/setup) or name it with --mpiexec",
+                      launcher_[0], std::strerror(failure)));
   }
 
   [[noreturn]] void exec_launcher(const std::vector<std::string>& words, int report) const {
     ::setpgid(0, 0);  // a Ctrl-C at the terminal is the parent's to handle
-    const int null = ::open("/dev/null", O_RDONLY), log = ::open(log_file().c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    const int null = ::open("/dev/null", O_RDONLY),
+              log = ::open(log_file().c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
     ::dup2(null, 0);
     if (log >= 0) {
       ::dup2(log, 1);
@@ -216,11 +241,15 @@ class MpiWorld final : public World {
     for (int present = 0; present < spec_.ranks;) {
       if (interrupted()) throw Infrastructure("interrupted while the ranks of MPI started");
       if (launcher_gone())
-        throw Infrastructure(fmt::format("the launcher '{}' ended before its {} ranks had called back: {}; try it by hand, or name another with --mpiexec",
-                                         joined(launcher_, " "), spec_.ranks, tail_of(log_file())));
+        throw Infrastructure(
+            fmt::format("the launcher '{}' ended before its {} ranks had called back: {}; try it "
+                        "by hand, or name another with --mpiexec",
+                        joined(launcher_, " "), spec_.ranks, tail_of(log_file())));
       if (seconds_since(begin) > limit)
-        throw Infrastructure(fmt::format("{} of {} ranks called back within {:.0f} s of '{}': {}; check that every host can be reached and has enough slots",
-                                         present, spec_.ranks, limit, joined(launcher_, " "), tail_of(log_file())));
+        throw Infrastructure(
+            fmt::format("{} of {} ranks called back within {:.0f} s of '{}': {}; check that every "
+                        "host can be reached and has enough slots",
+                        present, spec_.ranks, limit, joined(launcher_, " "), tail_of(log_file())));
       const int fd = callers.next(listener_);
       Hello hello;
       if (fd < 0) continue;
@@ -230,8 +259,10 @@ class MpiWorld final : public World {
       }
       if (hello.size != spec_.ranks) {
         ::close(fd);
-        throw Infrastructure(fmt::format("expected a world of {} ranks, met one of {}: '{}' belongs to another MPI than the library of the ranks ({}); name the right one with --mpiexec",
-                                         spec_.ranks, hello.size, joined(launcher_, " "), hello.library));
+        throw Infrastructure(
+            fmt::format("expected a world of {} ranks, met one of {}: '{}' belongs to another MPI "
+                        "than the library of the ranks ({}); name the right one with --mpiexec",
+                        spec_.ranks, hello.size, joined(launcher_, " "), hello.library));
       }
       RankLink& l = links_[size_t(hello.rank)];
       l.fd = fd;
@@ -256,7 +287,8 @@ class MpiWorld final : public World {
           silent.erase(silent.begin() + ptrdiff_t(i - 1));
           return polls[i].fd;
         }
-      if (const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC); fd >= 0) silent.push_back(fd);
+      if (const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC); fd >= 0)
+        silent.push_back(fd);
       return -1;
     }
     std::vector<int> silent;
@@ -270,14 +302,15 @@ class MpiWorld final : public World {
     };
     Frame frame;
     wait_at_most(5);
-    const bool said = receive_exactly(fd, &frame, sizeof frame) && frame.kind == Frame::hello && frame.bytes == sizeof hello &&
-                      receive_exactly(fd, &hello, sizeof hello);
+    const bool said = receive_exactly(fd, &frame, sizeof frame) && frame.kind == Frame::hello &&
+                      frame.bytes == sizeof hello && receive_exactly(fd, &hello, sizeof hello);
     wait_at_most(0);
     return said;
   }
 
   MpiPage* map_page(int supervisor) const {
-    const int fd = ::open(fmt::format("{}/page.{}", folder_, supervisor).c_str(), O_RDWR | O_CLOEXEC);
+    const int fd =
+        ::open(fmt::format("{}/page.{}", folder_, supervisor).c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return nullptr;
     void* at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ::close(fd);
@@ -310,8 +343,8 @@ class MpiWorld final : public World {
       if (polls[i].revents) receive_from(*who[i]);
   }
 
-  // A launcher ends all ranks when it misses one, so the first connection that closes is that of the
-  // one. Where several are closed when they are looked at, it is one of these.
+  // A launcher ends all ranks when it misses one, so the first connection that closes is that of
+  // the one. Where several are closed when they are looked at, it is one of these.
   void note_closed(const std::vector<pollfd>& polls, const std::vector<RankLink*>& who) {
     if (lost_at_) return;
     closed_.clear();
@@ -354,7 +387,8 @@ class MpiWorld final : public World {
     o.end = lost_at_ ? RankOutcome::ended : RankOutcome::signalled;
     o.text = lost_at_ ? "was ended by the launcher, which missed another rank"
              : closed_.size() > 1
-                 ? fmt::format("or another of {} died, and the launcher ended the others", rank_list(closed_))
+                 ? fmt::format("or another of {} died, and the launcher ended the others",
+                               rank_list(closed_))
                  : "died on its machine: its connection closed before its record was whole";
     if (l.page) {
       o.trace = snapshot(l.page->trace);
@@ -363,7 +397,9 @@ class MpiWorld final : public World {
     }
     if (::close(l.fd); true) l.fd = -1;
     if (!lost_at_) lost_at_ = Clock::now();
-    const std::string how = o.end == RankOutcome::exited ? fmt::format("left the process with exit code {}", o.code) : o.text;
+    const std::string how = o.end == RankOutcome::exited
+                                ? fmt::format("left the process with exit code {}", o.code)
+                                : o.text;
     release(Released::peer_lost, fmt::format("rank {} {} {}", l.hello.rank, how, place(o.trace)));
   }
 
@@ -378,13 +414,15 @@ class MpiWorld final : public World {
       o.code = WTERMSIG(status);
       const int caught = page.signal.load();
       o.text = fmt::format("was killed by {}", signal_name(o.code));
-      if (caught == SIGSEGV || caught == SIGBUS) o.text += fmt::format(" at address 0x{:x}", page.address);
+      if (caught == SIGSEGV || caught == SIGBUS)
+        o.text += fmt::format(" at address 0x{:x}", page.address);
     }
   }
 
   static std::string signal_name(int s) {
     const char* abbreviation = ::sigabbrev_np(s);
-    return abbreviation ? fmt::format("signal {} (SIG{})", s, abbreviation) : fmt::format("signal {}", s);
+    return abbreviation ? fmt::format("signal {} (SIG{})", s, abbreviation)
+                        : fmt::format("signal {}", s);
   }
 
   void release(Released::Cause cause, const std::string& why) {
@@ -392,11 +430,12 @@ class MpiWorld final : public World {
     released_ = true;
     for (RankLink& l : links_)
       if (l.fd >= 0 && !l.reported)
-        send_frame(l.fd, {Frame::release, uint32_t(cause), 0}, std::as_bytes(std::span(why.data(), why.size())));
+        send_frame(l.fd, {Frame::release, uint32_t(cause), 0},
+                   std::as_bytes(std::span(why.data(), why.size())));
   }
 
-  // All live ranks wait and none of them gets on although each has looked again and again: nobody is
-  // left who could end a wait. Ranks that handed in their record do not count.
+  // All live ranks wait and none of them gets on although each has looked again and again: nobody
+  // is left who could end a wait. Ranks that handed in their record do not count.
   void watch_for_deadlock() {
     uint64_t progress = 0, least_polls = UINT64_MAX;
     for (const RankLink& l : links_) {
@@ -427,9 +466,11 @@ class MpiWorld final : public World {
   void give_up(double limit) {
     std::vector<int> hung;
     for (RankLink& l : links_)
-      if (!l.reported && (!l.page || l.page->trace.state != Trace::waiting)) hung.push_back(l.hello.rank);
+      if (!l.reported && (!l.page || l.page->trace.state != Trace::waiting))
+        hung.push_back(l.hello.rank);
     hung_ = hung;
-    release(Released::deadline, fmt::format("no end within {:.1f} s: {} made no call", limit, rank_list(hung)));
+    release(Released::deadline,
+            fmt::format("no end within {:.1f} s: {} made no call", limit, rank_list(hung)));
   }
 
   std::vector<RankOutcome> outcomes() {
@@ -437,7 +478,9 @@ class MpiWorld final : public World {
     for (RankLink& l : links_) {
       if (!l.reported) {
         alive_ = false;
-        l.outcome.end = std::find(hung_.begin(), hung_.end(), l.hello.rank) != hung_.end() ? RankOutcome::hung : RankOutcome::ended;
+        l.outcome.end = std::find(hung_.begin(), hung_.end(), l.hello.rank) != hung_.end()
+                            ? RankOutcome::hung
+                            : RankOutcome::ended;
         if (l.page) l.outcome.trace = snapshot(l.page->trace);
       }
       out.push_back(std::move(l.outcome));
@@ -452,14 +495,16 @@ class MpiWorld final : public World {
       pollfd p{l.fd, POLLIN, 0};
       Frame frame;
       std::string words;
-      bool heard = ::poll(&p, 1, int(20'000 * std::max(1.0, spec_.deadline_scale))) > 0 && receive_exactly(l.fd, &frame, sizeof frame) &&
-                   frame.kind == Frame::leaks && frame.bytes <= longest_frame;
+      bool heard = ::poll(&p, 1, int(20'000 * std::max(1.0, spec_.deadline_scale))) > 0 &&
+                   receive_exactly(l.fd, &frame, sizeof frame) && frame.kind == Frame::leaks &&
+                   frame.bytes <= longest_frame;
       if (heard) {
         words.resize(frame.bytes);
         heard = receive_exactly(l.fd, words.data(), words.size());
       }
       if (!heard) words = "it left without a word on its memory";
-      if (!words.empty()) note_leak(fmt::format("rank {} of {} MPI ranks", l.hello.rank, spec_.ranks), words);
+      if (!words.empty())
+        note_leak(fmt::format("rank {} of {} MPI ranks", l.hello.rank, spec_.ranks), words);
     }
   }
 
@@ -474,10 +519,13 @@ class MpiWorld final : public World {
     if (healthy && all_connected && leaks_are_looked_for()) hear_of_leaks();
     // Ranks that did not report by their deadline do not leave by themselves either.
     const double patience = !all_connected ? 0 : healthy ? 3 : 0.5;
-    for (const auto begin = Clock::now(); launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;) ::usleep(500);
+    for (const auto begin = Clock::now();
+         launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;)
+      ::usleep(500);
     if (launcher_pid_ > 0) {
       ::kill(launcher_pid_, SIGTERM);
-      for (const auto begin = Clock::now(); !launcher_gone() && seconds_since(begin) < 0.2;) ::usleep(500);
+      for (const auto begin = Clock::now(); !launcher_gone() && seconds_since(begin) < 0.2;)
+        ::usleep(500);
       if (launcher_pid_ > 0) {
         ::kill(launcher_pid_, SIGKILL);
         ::waitpid(launcher_pid_, nullptr, 0);
@@ -486,7 +534,8 @@ class MpiWorld final : public World {
     }
     for (RankLink& l : links_) {
       if (l.page) {
-        if (const int pid = l.page->rank_pid.load(); pid > 0 && !l.page->ended.load()) ::kill(pid, SIGKILL);
+        if (const int pid = l.page->rank_pid.load(); pid > 0 && !l.page->ended.load())
+          ::kill(pid, SIGKILL);
         ::munmap(l.page, sizeof(MpiPage));
         l.page = nullptr;
       }
@@ -529,7 +578,8 @@ std::string mpi_missing() {
 
 std::unique_ptr<World> start_mpi_world(const WorldSpec& spec, RankMain main) {
   if (const std::string missing = mpi_missing(); !missing.empty())
-    throw BadInput("transport: expected a build with MPI, met one that was " + missing + "; install MPICH and configure again");
+    throw BadInput("transport: expected a build with MPI, met one that was " + missing +
+                   "; install MPICH and configure again");
   if (outside_launch()) return start_outside_world(spec, std::move(main));
   return std::make_unique<MpiWorld>(spec);
 }

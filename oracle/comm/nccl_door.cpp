@@ -181,8 +181,7 @@ bool NcclDoor::any_lacks(const Call& call, bool me) {
 void NcclDoor::create(Comm& comm, const Call& call) {
   std::array<std::byte, nccl_id_bytes> id{};
   share_id(call, id.data());
-  check(nccl_.create(&comm.handle, call.group->size(), id.data(), call.group->me),
-        creating);
+  check(nccl_.create(&comm.handle, call.group->size(), id.data(), call.group->me), creating);
   settle(comm.handle, creating, set_up_seconds);
 }
 
@@ -369,16 +368,15 @@ void NcclDoor::overdue(const char* what, double seconds) {
   meeting_.release(Released::deadline, why);
   abort_all();
   if (what == creating) throw Infrastructure(why);  // no kernel has a part in it
-  meeting_.look();  // in the words of the first that gave up
+  meeting_.look();                                  // in the words of the first that gave up
   throw Released(Released::deadline, why);
 }
 
 // An error of the device is the kernel's that caused it; any other is nobody's subject. (Where a
 // rank has died, its death is what counts.)
 void NcclDoor::fail(int code, const char* call) {
-  const std::string why =
-      fmt::format("rank {}, NCCL, {}: expected success, met {}: {}{}", state_.rank, call, code,
-                  nccl_.text(code), errors());
+  const std::string why = fmt::format("rank {}, NCCL, {}: expected success, met {}: {}{}",
+                                      state_.rank, call, code, nccl_.text(code), errors());
   meeting_.release(Released::peer_lost, why);
   abort_all();
   if (code == nccl_device_error) throw DeviceError(code, why);
@@ -415,8 +413,8 @@ struct NcclRank {
     if (nccl) nccl->new_job();
     if (!nccl && !none) try {
         ::setenv("NCCL_ALGO", "Ring", 0);
-        nccl = std::make_unique<NcclDoor>(device_of_rank(host), device_module().nccl,
-                                          *host.door, *host.state, scale);
+        nccl = std::make_unique<NcclDoor>(device_of_rank(host), device_module().nccl, *host.door,
+                                          *host.state, scale);
       } catch (const Infrastructure& e) {
         none = std::make_unique<NoDoor>(e.what());
       }

@@ -9,8 +9,8 @@ namespace shardproof {
 // share the process.
 void serve(const Arena&, int rank, bool threads, const RankMain&);
 
-// From here on this process keeps up to 64 MiB of what it frees: a page that goes back to the system
-// is cleared and mapped again for the next buffer, which costs more than most calls.
+// From here on this process keeps up to 64 MiB of what it frees: a page that goes back to the
+// system is cleared and mapped again for the next buffer, which costs more than most calls.
 void keep_freed_memory();
 
 // A forked process becomes a home of ranks: it dies with its parent, reads nothing, dumps no core,

@@ -21,7 +21,8 @@ int most_ranks(const std::string& transport) {
 std::unique_ptr<World> start_world(const WorldSpec& spec, RankMain main) {
   const int most = most_ranks(spec.transport);
   if (most == 0) {
-    throw BadInput(fmt::format("transport={}: expected processes, threads, mpi or nccl", spec.transport));
+    throw BadInput(
+        fmt::format("transport={}: expected processes, threads, mpi or nccl", spec.transport));
   }
   if (spec.ranks < 1 || spec.ranks > most) {
     throw BadInput(fmt::format("transport={}: expected 1 to {} ranks, met {}; take smaller axes",

@@ -15,11 +15,12 @@ namespace shardproof {
 
 struct RankHost {
   int rank = 0, size = 1;
-  Door* door = nullptr;      // the transport; lockstep is part of it (see lockstep.hpp)
+  Door* door = nullptr;  // the transport; lockstep is part of it (see lockstep.hpp)
   Trace* trace = nullptr;
-  bool threads = false;      // ranks share the process
-  RankState* state = nullptr;  // the transport reads phase, shot and case from here; the executor writes
-  int local_rank = -1;       // among the ranks of this machine; -1: its launcher says
+  bool threads = false;  // ranks share the process
+  // The transport reads phase, shot and case from here; the executor writes.
+  RankState* state = nullptr;
+  int local_rank = -1;  // among the ranks of this machine; -1: its launcher says
 };
 // Runs one job on one rank and returns its record. Must not exit or throw (what it throws all the
 // same becomes RankOutcome::threw). Called again for every job in the same process.
@@ -29,26 +30,26 @@ struct WorldSpec {
   std::string transport = "processes";  // processes | threads | mpi
   int ranks = 1;
   double deadline_scale = 1;
-  bool in_process = false;              // threads only: no isolation
+  bool in_process = false;  // threads only: no isolation
   bool lockstep = true;
-  std::string program;                  // mpi: argv[0], re-entered with --worker
-  std::string mpiexec;                  // mpi: launcher and its options
-  std::string run_directory;            // mpi: traces and records
+  std::string program;        // mpi: argv[0], re-entered with --worker
+  std::string mpiexec;        // mpi: launcher and its options
+  std::string run_directory;  // mpi: traces and records
 };
 
 struct RankOutcome {
   enum End : uint8_t {
-    finished,    // record is whole
-    threw,       // text
-    exited,      // left by itself: `code`, 0 included
-    signalled,   // `code` is the signal: killed, crashed
-    hung,        // no progress until the deadline; killed by the parent
-    ended,       // healthy, killed because another rank failed
+    finished,   // record is whole
+    threw,      // text
+    exited,     // left by itself: `code`, 0 included
+    signalled,  // `code` is the signal: killed, crashed
+    hung,       // no progress until the deadline; killed by the parent
+    ended,      // healthy, killed because another rank failed
   } end = ended;
   int code = 0;
-  std::string text;               // threw: what; signalled: "SIGSEGV at address 0x0"
+  std::string text;  // threw: what; signalled: "SIGSEGV at address 0x0"
   std::vector<std::byte> record;
-  Trace trace;                    // where it stood last
+  Trace trace;  // where it stood last
 };
 
 class World {
@@ -56,7 +57,8 @@ class World {
   virtual ~World() = default;
   // One job on all ranks. When any outcome is not `finished` or `threw`, the world is dead: the
   // caller starts another for the next job. deadline: seconds for the job, unscaled.
-  virtual std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number, double deadline) = 0;
+  virtual std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
+                                       double deadline) = 0;
   virtual bool alive() const = 0;
   virtual std::string description() const = 0;  // "processes, 4 ranks"
 };
@@ -64,6 +66,7 @@ class World {
 std::unique_ptr<World> start_world(const WorldSpec&, RankMain);
 int most_ranks(const std::string& transport);
 
-inline constexpr double call_deadline_seconds = 10, case_deadline_seconds = 30, kill_after_seconds = 31;
+inline constexpr double call_deadline_seconds = 10, case_deadline_seconds = 30,
+                        kill_after_seconds = 31;
 
 }  // namespace shardproof

@@ -151,7 +151,6 @@ bool seal_holds(const std::string& text) {
   return at != text.npos && sealed(text.substr(0, at)) == text;
 }
 
-
 [[noreturn]] void refuse(const std::string& path, const std::string& expected,
                          const std::string& met) {
   throw BadInput(

@@ -43,7 +43,9 @@ struct Unanswered : BadInput {
 
 void same_case(const Answer::Card& card, const std::string& digest, int rank) {
   const auto& [path, metadata] = card;
-  const auto met = [](const std::string& word) { return word.size() > 40 ? in_quotes(word) : word; };
+  const auto met = [](const std::string& word) {
+    return word.size() > 40 ? in_quotes(word) : word;
+  };
   const auto found = metadata.find("case");
   if (found == metadata.end())
     refuse(path,
@@ -497,7 +499,8 @@ void close_lanes(Report& report, size_t unanswered, size_t answered,
 Report judge_folder(const std::string& folder, const Options& options, const Registry& registry,
                     Progress& progress, std::vector<std::string>* unanswered) {
   const double begin = now();
-  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // what a tensor took goes back to the system when it is freed
+  mallopt(M_MMAP_THRESHOLD,
+          1 << 20);  // what a tensor took goes back to the system when it is freed
   Report report;
   report.command = options.command;
   report.program = options.program;

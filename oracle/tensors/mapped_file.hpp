@@ -31,8 +31,8 @@ class MappedFile {
   // BadInput where the file lost bytes, or was written to, since it was opened. Another file that
   // was put in its place is none of these: what was opened is still there.
   void require_whole() const;
-  // What `reader` makes of the bytes, whose pages are given back then; where it refuses them, a change
-  // of the file is told first.
+  // What `reader` makes of the bytes, whose pages are given back then; where it refuses them, a
+  // change of the file is told first.
   template <class Reader>
   auto read(const Reader& reader) const {
     try {

@@ -69,8 +69,6 @@ const Row rows[] = {
 
 }  // namespace
 
-void controls_block(Registry& registry) {
-  controls::add(registry, rows);
-}
+void controls_block(Registry& registry) { controls::add(registry, rows); }
 
 }  // namespace shardproof

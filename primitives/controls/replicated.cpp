@@ -213,8 +213,6 @@ const Row rows[] = {
 
 }  // namespace
 
-void controls_replicated(Registry& registry) {
-  controls::add(registry, rows);
-}
+void controls_replicated(Registry& registry) { controls::add(registry, rows); }
 
 }  // namespace shardproof

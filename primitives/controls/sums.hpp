@@ -1,5 +1,5 @@
-// Twins of layers that sum the gradients of replicated parameters: `sum_gradients` of parts over the
-// axes that `summed_over` names. The comment above a twin names the mistake.
+// Twins of layers that sum the gradients of replicated parameters: `sum_gradients` of parts over
+// the axes that `summed_over` names. The comment above a twin names the mistake.
 #pragma once
 #include <vector>
 

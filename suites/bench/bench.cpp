@@ -36,15 +36,17 @@ namespace shardproof {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
 double median(std::vector<double> v) {
   std::nth_element(v.begin(), v.begin() + long(v.size() / 2), v.end());
   return v[v.size() / 2];
 }
 
-// On a rank: all-reduces of 8 doubles as a gate runs them, through ledger and lockstep. The job holds
-// the number of calls; the record the seconds that they took.
+// On a rank: all-reduces of 8 doubles as a gate runs them, through ledger and lockstep. The job
+// holds the number of calls; the record the seconds that they took.
 std::vector<std::byte> all_reduce_rank(RankHost& host, std::span<const std::byte> job) {
   int calls = 0;
   std::memcpy(&calls, job.data(), sizeof calls);
@@ -66,7 +68,8 @@ std::vector<std::byte> all_reduce_rank(RankHost& host, std::span<const std::byte
   const auto begin = Clock::now();
   for (int i = 0; i < calls; ++i) world.all_reduce(x, y);
   const double seconds = seconds_since(begin);
-  if (out[0] != host.size * (host.size + 1) / 2.0) throw Infrastructure("the all-reduce that is timed gave a wrong sum");
+  if (out[0] != host.size * (host.size + 1) / 2.0)
+    throw Infrastructure("the all-reduce that is timed gave a wrong sum");
   std::vector<std::byte> record(sizeof seconds);
   std::memcpy(record.data(), &seconds, sizeof seconds);
   return record;
@@ -84,7 +87,9 @@ double all_reduce_8_doubles(const std::string& transport, int ranks, const std::
   for (int i = 0; i < 5; ++i) {
     const auto outcomes = world->run(std::as_bytes(std::span(&calls, 1)), 1, case_deadline_seconds);
     if (outcomes[0].end != RankOutcome::finished || outcomes[0].record.size() != sizeof(double))
-      throw Infrastructure(fmt::format("all_reduce_8_doubles did not finish on {} with {} ranks: {}", transport, ranks, outcomes[0].text));
+      throw Infrastructure(
+          fmt::format("all_reduce_8_doubles did not finish on {} with {} ranks: {}", transport,
+                      ranks, outcomes[0].text));
     double seconds;
     std::memcpy(&seconds, outcomes[0].record.data(), sizeof seconds);
     runs.push_back(seconds / calls * 1e6);
@@ -92,9 +97,10 @@ double all_reduce_8_doubles(const std::string& transport, int ranks, const std::
   return median(runs);
 }
 
-// Checks a second of the smoke tier's cases at 4 ranks, from line to verdict, in a world that lives:
-// the median of five passes after a first one.
-double checks_per_second(const Registry& registry, const std::string& program, const std::string& family, bool adjoint) {
+// Checks a second of the smoke tier's cases at 4 ranks, from line to verdict, in a world that
+// lives: the median of five passes after a first one.
+double checks_per_second(const Registry& registry, const std::string& program,
+                         const std::string& family, bool adjoint) {
   Options options;
   options.tier = "smoke";
   options.ranks = {4};
@@ -109,7 +115,8 @@ double checks_per_second(const Registry& registry, const std::string& program, c
   for (int i = 0; i < 6; ++i) {
     int64_t checks = 0;
     const auto begin = Clock::now();
-    for (const Due& d : due) checks += int64_t(runner.run(d.line, d.checks, d.lane).result.checks.size());
+    for (const Due& d : due)
+      checks += int64_t(runner.run(d.line, d.checks, d.lane).result.checks.size());
     if (i > 0) passes.push_back(double(checks) / seconds_since(begin));
   }
   return median(passes);
@@ -122,14 +129,17 @@ double case_ms(const Registry& registry, const std::string& program, const std::
   options.program = program;
   Runner runner(options, registry);
   const Case line = parse(text, registry);
-  const auto checks = due_checks(registry.contract(line.contract), line, declared_of(line, registry), {});
+  const auto checks =
+      due_checks(registry.contract(line.contract), line, declared_of(line, registry), {});
   std::vector<double> runs;
   for (int i = 0; i < 10; ++i) {
     const auto begin = Clock::now();
     const Judged j = runner.run(line, checks, lane_of(line));
     const double ms = seconds_since(begin) * 1e3;
     for (const CheckResult& c : j.result.checks)
-      if (c.verdict != Verdict::passed) throw Infrastructure(fmt::format("{} of {} did not pass while it was timed", c.check, text));
+      if (c.verdict != Verdict::passed)
+        throw Infrastructure(
+            fmt::format("{} of {} did not pass while it was timed", c.check, text));
     if (i > 0) runs.push_back(ms);
   }
   return median(runs);
@@ -148,12 +158,15 @@ double process_ms(const std::vector<std::string>& words, int repeats) {
     posix_spawn_file_actions_addopen(&quiet, 2, "/dev/null", 1, 0);
     pid_t pid;
     const auto begin = Clock::now();
-    if (posix_spawn(&pid, argv[0], &quiet, nullptr, argv.data(), environ) != 0) throw Infrastructure("cannot start " + words[0]);
+    if (posix_spawn(&pid, argv[0], &quiet, nullptr, argv.data(), environ) != 0)
+      throw Infrastructure("cannot start " + words[0]);
     int status = 0;
     waitpid(pid, &status, 0);
     runs.push_back(seconds_since(begin) * 1e3);
     posix_spawn_file_actions_destroy(&quiet);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) throw Infrastructure(fmt::format("{} did not pass while it was timed", fmt::join(words, " ")));
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+      throw Infrastructure(
+          fmt::format("{} did not pass while it was timed", fmt::join(words, " ")));
   }
   return median(runs);
 }
@@ -202,7 +215,8 @@ double bytes_per_second(size_t bytes, const Pass& pass) {
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target_clones("avx2", "default")))
 #endif
-uint64_t sum_of_words(const uint64_t* x, size_t n) {
+uint64_t
+sum_of_words(const uint64_t* x, size_t n) {
   typedef uint64_t Lanes __attribute__((vector_size(32), aligned(8)));
   Lanes sums[4] = {};
   size_t i = 0;
@@ -219,8 +233,10 @@ void measure_hashes(std::vector<Row>& rows) {
   for (size_t i = 0; i < x.size(); ++i) x[i] = shardproof_fmix(i) & 0x3fffffff3fffffff;
   const auto bytes = std::as_bytes(std::span(x));
   uint64_t keep = 0;
-  const double read = bytes_per_second(bytes.size(), [&] { keep += sum_of_words(x.data(), x.size()); });
-  const double hash = bytes_per_second(bytes.size(), [&] { keep += digest::hash_of_bytes(bytes)[0]; });
+  const double read =
+      bytes_per_second(bytes.size(), [&] { keep += sum_of_words(x.data(), x.size()); });
+  const double hash =
+      bytes_per_second(bytes.size(), [&] { keep += digest::hash_of_bytes(bytes)[0]; });
   shardproof_hash words = shardproof_hash_plain(SHARDPROOF_F32, SHARDPROOF_RAW);
   words.unit = SHARDPROOF_WORD;
   const double additive = bytes_per_second(bytes.size(), [&] {
@@ -229,10 +245,14 @@ void measure_hashes(std::vector<Row>& rows) {
     keep += d.lane[0];
   });
   if (keep == 1) throw Infrastructure("the sums that are timed came to nothing");
-  rows.push_back({"read_bandwidth", "none", 1, read / 1e9, "GB/s", "sum of 256 MiB of words, one core, best of 5"});
-  rows.push_back({"replica_hash", "none", 1, hash / read, "ratio", "XXH3 of the same bytes / read_bandwidth"});
-  rows.push_back({"additive_digest_words", "none", 1, additive / read, "ratio",
-                  fmt::format("two lanes, coverage and counts of f32 in words ({}) / read_bandwidth", shardproof_digest_form())});
+  rows.push_back({"read_bandwidth", "none", 1, read / 1e9, "GB/s",
+                  "sum of 256 MiB of words, one core, best of 5"});
+  rows.push_back(
+      {"replica_hash", "none", 1, hash / read, "ratio", "XXH3 of the same bytes / read_bandwidth"});
+  rows.push_back(
+      {"additive_digest_words", "none", 1, additive / read, "ratio",
+       fmt::format("two lanes, coverage and counts of f32 in words ({}) / read_bandwidth",
+                   shardproof_digest_form())});
 }
 
 // Two ranks hold copies of 2^30 values, of which one rank has another near the end: what they
@@ -250,12 +270,15 @@ void measure_location(std::vector<Row>& rows) {
     host.state->rank = host.rank, host.state->size = host.size, host.state->trace = host.trace;
     if (host.rank == 1) const_cast<uint16_t*>(values.data())[odd] = 0x4000;
     Group both;
-    both.members = {0, 1}, both.me = host.rank, both.label = "world", both.id = group_id(both.members);
+    both.members = {0, 1}, both.me = host.rank, both.label = "world",
+    both.id = group_id(both.members);
     LedgerDoor ledger(*host.state, *host.door);
     Communicator copies(both, ledger);
     const auto begin = Clock::now();
-    Told told{digest::first_difference(copies, n, 1024,
-                                       digest::parts_of(digest::hash_of("x", DType::bf16), reinterpret_cast<const std::byte*>(values.data()))),
+    Told told{digest::first_difference(
+                  copies, n, 1024,
+                  digest::parts_of(digest::hash_of("x", DType::bf16),
+                                   reinterpret_cast<const std::byte*>(values.data()))),
               0};
     told.seconds = seconds_since(begin);
     std::vector<std::byte> record(sizeof told);
@@ -264,10 +287,14 @@ void measure_location(std::vector<Row>& rows) {
   });
   Told told{};
   const auto outcomes = world->run({}, 1, 10 * case_deadline_seconds);
-  if (outcomes[0].record.size() == sizeof told) std::memcpy(&told, outcomes[0].record.data(), sizeof told);
-  if (told.found.index != odd) throw Infrastructure(fmt::format("the element that differs was not found: {}", outcomes[0].text));
+  if (outcomes[0].record.size() == sizeof told)
+    std::memcpy(&told, outcomes[0].record.data(), sizeof told);
+  if (told.found.index != odd)
+    throw Infrastructure(
+        fmt::format("the element that differs was not found: {}", outcomes[0].text));
   rows.push_back({"first_difference_2e30", "processes", 2, double(told.found.rounds), "rounds",
-                  fmt::format("copies of 2^30 bf16 values, {} bytes a rank and round, {:.2g} s", told.found.bytes, told.seconds)});
+                  fmt::format("copies of 2^30 bf16 values, {} bytes a rank and round, {:.2g} s",
+                              told.found.bytes, told.seconds)});
 }
 
 double drift_seconds(const Registry& registry, const std::string& program) {
@@ -275,8 +302,10 @@ double drift_seconds(const Registry& registry, const std::string& program) {
   options.program = program;
   DriftOptions given;
   given.steps = 1000;
-  const DriftReport report = run_drift(parse_drift({"block", "tp=4", "sp=on"}, registry), given, options, registry);
-  if (report.drifted() || report.steps != given.steps) throw Infrastructure("the training run that is timed drifted: " + report.ended);
+  const DriftReport report =
+      run_drift(parse_drift({"block", "tp=4", "sp=on"}, registry), given, options, registry);
+  if (report.drifted() || report.steps != given.steps)
+    throw Infrastructure("the training run that is timed drifted: " + report.ended);
   return report.seconds;
 }
 
@@ -286,52 +315,87 @@ struct Measurement {
   std::function<void(std::vector<Row>&)> rows;
 };
 
-std::vector<Measurement> measurements(const Registry& registry, const std::string& program, const std::string& command) {
+std::vector<Measurement> measurements(const Registry& registry, const std::string& program,
+                                      const std::string& command) {
   std::vector<Measurement> list;
-  const auto one = [&](const std::string& name, const std::string& transport, int ranks, std::function<double()> value, const std::string& unit,
+  const auto one = [&](const std::string& name, const std::string& transport, int ranks,
+                       std::function<double()> value, const std::string& unit,
                        const std::string& against) {
-    list.push_back({{name}, [=](std::vector<Row>& rows) { rows.push_back({name, transport, ranks, value(), unit, against}); }});
+    list.push_back({{name}, [=](std::vector<Row>& rows) {
+                      rows.push_back({name, transport, ranks, value(), unit, against});
+                    }});
   };
-  const std::string toy = "attention_ring cp=4 tokens=16 layout=zigzag mask=causal docs=7,1,8",
-                    ring = "attention_ring tokens=512 heads=8 head_dim=64 dtype=f32 mask=causal layout=zigzag";
+  const std::string
+      toy = "attention_ring cp=4 tokens=16 layout=zigzag mask=causal docs=7,1,8",
+      ring = "attention_ring tokens=512 heads=8 head_dim=64 dtype=f32 mask=causal layout=zigzag";
   std::vector<std::string> transports{"processes", "threads"};
   if (mpi_missing().empty()) transports.push_back("mpi");
   for (const std::string& transport : transports)
     for (int ranks : {2, 4, 8})
-      one("all_reduce_8_doubles", transport, ranks, [=] { return all_reduce_8_doubles(transport, ranks, program); }, "us", "with ledger and lockstep");
+      one(
+          "all_reduce_8_doubles", transport, ranks,
+          [=] { return all_reduce_8_doubles(transport, ranks, program); }, "us",
+          "with ledger and lockstep");
   const auto checks = [&](const std::string& family, bool adjoint) {
-    return [&registry, program, family, adjoint] { return checks_per_second(registry, program, family, adjoint); };
+    return [&registry, program, family, adjoint] {
+      return checks_per_second(registry, program, family, adjoint);
+    };
   };
   const auto process = [command](std::vector<std::string> words, int repeats, double unit) {
     words.insert(words.begin(), command);
     return [=] { return process_ms(words, repeats) * unit; };
   };
-  one("checks_per_second", "processes", 4, checks("mapping", false), "1/s", "smoke tier of mapping; exhaustive adjoint and differences apart");
-  one("adjoint_checks_per_second", "processes", 4, checks("mapping", true), "1/s", "smoke tier of mapping, adjoint alone");
-  one("all_checks_per_second", "processes", 4, checks("", false), "1/s", "smoke tier of every family, the same checks");
-  one("toy_case_all_checks", "processes", 4, [&registry, program, toy] { return case_ms(registry, program, toy); }, "ms", fmt::format("every check of {}, controls apart", toy));
-  one("attention_ring_512", "processes", 4, [&registry, ring] { return seconds_over(fmt::format("{} cp=4", ring), ring, registry); }, "ratio", fmt::format("forward and backward at cp=4 / at cp=1 of {}", ring));
-  one("start_up", "none", 1, process({"--help"}, 9, 1), "ms", "whole process of `shardproof --help`, families registered");
-  one("smoke_tier", "processes", 4, process({"gate", "--tier", "smoke", "mapping"}, 1, 1e-3), "s", "whole process, family mapping, controls included");
-  one("smoke_tier_all", "processes", 4, process({"gate", "--tier", "smoke"}, 1, 1e-3), "s", "whole process, every family, controls included");
+  one("checks_per_second", "processes", 4, checks("mapping", false), "1/s",
+      "smoke tier of mapping; exhaustive adjoint and differences apart");
+  one("adjoint_checks_per_second", "processes", 4, checks("mapping", true), "1/s",
+      "smoke tier of mapping, adjoint alone");
+  one("all_checks_per_second", "processes", 4, checks("", false), "1/s",
+      "smoke tier of every family, the same checks");
+  one(
+      "toy_case_all_checks", "processes", 4,
+      [&registry, program, toy] { return case_ms(registry, program, toy); }, "ms",
+      fmt::format("every check of {}, controls apart", toy));
+  one(
+      "attention_ring_512", "processes", 4,
+      [&registry, ring] { return seconds_over(fmt::format("{} cp=4", ring), ring, registry); },
+      "ratio", fmt::format("forward and backward at cp=4 / at cp=1 of {}", ring));
+  one("start_up", "none", 1, process({"--help"}, 9, 1), "ms",
+      "whole process of `shardproof --help`, families registered");
+  one("smoke_tier", "processes", 4, process({"gate", "--tier", "smoke", "mapping"}, 1, 1e-3), "s",
+      "whole process, family mapping, controls included");
+  one("smoke_tier_all", "processes", 4, process({"gate", "--tier", "smoke"}, 1, 1e-3), "s",
+      "whole process, every family, controls included");
   list.push_back({{"read_bandwidth", "replica_hash", "additive_digest_words"}, measure_hashes});
   list.push_back({{"first_difference_2e30"}, measure_location});
-  one("drift_1000_steps", "processes", 4, [&registry, program] { return drift_seconds(registry, program); }, "s", "block tp=4 sp=on, every gradient and hash of every step judged");
-  one("reference_linear_1024", "none", 1, [] { return reference_linear_over_eigen(1024); }, "ratio", "plain Eigen double GEMM / reference::linear, one run");
+  one(
+      "drift_1000_steps", "processes", 4,
+      [&registry, program] { return drift_seconds(registry, program); }, "s",
+      "block tp=4 sp=on, every gradient and hash of every step judged");
+  one(
+      "reference_linear_1024", "none", 1, [] { return reference_linear_over_eigen(1024); }, "ratio",
+      "plain Eigen double GEMM / reference::linear, one run");
   return list;
 }
 
-std::vector<Measurement> measurements_of_files(const Registry& registry, const std::string& folder, double gib) {
-  return {{{"prepare_judge_linears"}, [&registry, folder](std::vector<Row>& rows) { rows.push_back(prepare_judge_linears(registry, folder)); }},
-          {{"judge_memory", "judge_against_reading", "judge_beyond_reference"}, [&registry, folder, gib](std::vector<Row>& rows) {
+std::vector<Measurement> measurements_of_files(const Registry& registry, const std::string& folder,
+                                               double gib) {
+  return {{{"prepare_judge_linears"},
+           [&registry, folder](std::vector<Row>& rows) {
+             rows.push_back(prepare_judge_linears(registry, folder));
+           }},
+          {{"judge_memory", "judge_against_reading", "judge_beyond_reference"},
+           [&registry, folder, gib](std::vector<Row>& rows) {
              for (Row& row : large_files(registry, folder, gib)) rows.push_back(std::move(row));
            }}};
 }
 
 // At once: what comes later may be cut short.
 void print(const Row& r, bool first) {
-  if (first) std::printf("%-28s %-10s %5s %12s  %-6s %s\n", "name", "transport", "ranks", "value", "unit", "against");
-  std::printf("%-28s %-10s %5d %12.4g  %-6s %s\n", r.name.c_str(), r.transport.c_str(), r.ranks, r.value, r.unit.c_str(), r.against.c_str());
+  if (first)
+    std::printf("%-28s %-10s %5s %12s  %-6s %s\n", "name", "transport", "ranks", "value", "unit",
+                "against");
+  std::printf("%-28s %-10s %5d %12.4g  %-6s %s\n", r.name.c_str(), r.transport.c_str(), r.ranks,
+              r.value, r.unit.c_str(), r.against.c_str());
   std::fflush(stdout);
 }
 
@@ -339,7 +403,12 @@ void write(const std::vector<Row>& rows, const std::string& file) {
   nlohmann::ordered_json out;
   out["rows"] = nlohmann::ordered_json::array();
   for (const Row& r : rows)
-    out["rows"].push_back({{"name", r.name}, {"transport", r.transport}, {"ranks", r.ranks}, {"value", r.value}, {"unit", r.unit}, {"against", r.against}});
+    out["rows"].push_back({{"name", r.name},
+                           {"transport", r.transport},
+                           {"ranks", r.ranks},
+                           {"value", r.value},
+                           {"unit", r.unit},
+                           {"against", r.against}});
   std::ofstream stream(file);
   stream << out.dump(1) << '\n';
   if (!stream.flush()) throw Infrastructure("cannot write " + file);
@@ -367,13 +436,18 @@ int main(int argc, char** argv) try {
     } else if (word == "--scale" && i + 1 < argc && std::atoi(argv[i + 1]) >= 1) {
       device_scale = std::atoi(argv[++i]);
     } else {
-      std::fprintf(stderr, "shardproof_bench: expected [--only NAME] [--files DIR [--gib N]] [--json FILE], or [--device [--scale N]] [--json FILE], met '%s'\n",
+      std::fprintf(stderr,
+                   "shardproof_bench: expected [--only NAME] [--files DIR [--gib N]] [--json "
+                   "FILE], or [--device [--scale N]] [--json FILE], met '%s'\n",
                    argv[i]);
       return 2;
     }
   }
   if (!file.empty() && !std::ofstream(file, std::ios::app)) {
-    std::fprintf(stderr, "shardproof_bench: --json: cannot write to '%s'; name a file in a folder that exists\n", file.c_str());
+    std::fprintf(
+        stderr,
+        "shardproof_bench: --json: cannot write to '%s'; name a file in a folder that exists\n",
+        file.c_str());
     return 2;
   }
   const auto command = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "shardproof";
@@ -392,11 +466,15 @@ int main(int argc, char** argv) try {
     for (Measurement& m : measurements_of_files(registry, files, gib)) all.push_back(std::move(m));
   for (const Measurement& m : all) {
     std::vector<Row> measured;
-    if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end()) m.rows(measured);
+    if (only.empty() || std::find(m.names.begin(), m.names.end(), only) != m.names.end())
+      m.rows(measured);
     for (const Row& row : measured) put(row);
   }
   if (rows.empty()) {
-    std::fprintf(stderr, "shardproof_bench: --only: expected the name of a row, met '%s'; without it all rows are printed\n", only.c_str());
+    std::fprintf(stderr,
+                 "shardproof_bench: --only: expected the name of a row, met '%s'; without it all "
+                 "rows are printed\n",
+                 only.c_str());
     return 2;
   }
   if (!file.empty()) write(rows, file);

@@ -41,7 +41,8 @@ struct Folder {
   explicit Folder(const std::string& below) {
     std::string name = fs::path(below) / "shardproof-bench-XXXXXX";
     if (!mkdtemp(name.data()))
-      throw BadInput(fmt::format("--files: expected a folder that can be written, met '{}'; name another", below));
+      throw BadInput(fmt::format(
+          "--files: expected a folder that can be written, met '{}'; name another", below));
     path = name;
   }
   ~Folder() { fs::remove_all(path); }
@@ -59,7 +60,8 @@ void require_passed(const Report& report, const std::string& what) {
 
 // Short rows: the products of the reference are then the smallest part of the work.
 Case large_line(const Registry& registry, int64_t tokens) {
-  return parse(fmt::format("linear_column tp=4 sp=on dtype=f32 in=48 out=64 tokens={}", tokens), registry);
+  return parse(fmt::format("linear_column tp=4 sp=on dtype=f32 in=48 out=64 tokens={}", tokens),
+               registry);
 }
 
 // Of all inputs and answers.
@@ -70,7 +72,8 @@ double bytes_of(const Plan& plan) {
       for (const Step& step : pass.steps)
         for (const auto* list : {&step.takes, &step.gives})
           for (const Named& n : *list)
-            bytes += double(product(plan.local_shape_of(n, r)) * int64_t(size_of(plan.dtype_of(n))));
+            bytes +=
+                double(product(plan.local_shape_of(n, r)) * int64_t(size_of(plan.dtype_of(n))));
   return bytes;
 }
 
@@ -85,7 +88,8 @@ std::vector<Whole> results_of(const Evidence& e, const Feed& feed, bool backward
   std::vector<Whole> inputs, cotangents;
   for (int k = 0; k < e.inputs; ++k) inputs.push_back(drawn(e, feed, k, false));
   if (!backward) return e.contract->forward(*e.line, inputs, nullptr);
-  for (int k = e.inputs; k < int(e.operands.size()); ++k) cotangents.push_back(drawn(e, feed, k, true));
+  for (int k = e.inputs; k < int(e.operands.size()); ++k)
+    cotangents.push_back(drawn(e, feed, k, true));
   return e.contract->backward(*e.line, inputs, cotangents, nullptr);
 }
 
@@ -93,10 +97,12 @@ std::vector<Whole> results_of(const Evidence& e, const Feed& feed, bool backward
 std::vector<std::byte> part_of(const Plan& plan, const Whole& whole, const Named& n, int rank) {
   const Layout layout = plan.layout_of(n);
   const DType dtype = plan.dtype_of(n);
-  const auto at = denoted_indices(plan.evidence.operands[size_t(n.operand)].shape, layout, plan.evidence.mesh, rank);
+  const auto at = denoted_indices(plan.evidence.operands[size_t(n.operand)].shape, layout,
+                                  plan.evidence.mesh, rank);
   std::vector<std::byte> bytes(at.size() * size_of(dtype));
   if (!leads(layout, plan.evidence.mesh, rank)) return bytes;
-  for (size_t i = 0; i < at.size(); ++i) store(&bytes[i * size_of(dtype)], dtype, whole.value[size_t(at[i])]);
+  for (size_t i = 0; i < at.size(); ++i)
+    store(&bytes[i * size_of(dtype)], dtype, whole.value[size_t(at[i])]);
   return bytes;
 }
 
@@ -109,7 +115,8 @@ void answer_by_reference(const std::string& folder, const Registry& registry) {
     const std::string path = fs::path(folder) / name;
     std::ofstream file(path, std::ios::binary);
     if (!file.write(bytes.data(), std::streamsize(bytes.size())).flush())
-      throw Infrastructure(fmt::format("{}: expected a file that can be written, met a full disk", path));
+      throw Infrastructure(
+          fmt::format("{}: expected a file that can be written, met a full disk", path));
   };
   for (size_t p = 0; p < c.plan.passes.size(); ++p)
     for (const Step& step : c.plan.passes[p].steps) {
@@ -117,10 +124,13 @@ void answer_by_reference(const std::string& folder, const Registry& registry) {
       for (const Named& n : step.gives)
         for (int r = 0; r < e.mesh.world(); ++r)
           write(npy_file(r, n.name),
-                foreign::npy("<f4", c.plan.local_shape_of(n, r),
-                             part_of(c.plan, results.at(size_t(n.operand - (step.backward ? 0 : e.inputs))), n, r)));
+                foreign::npy(
+                    "<f4", c.plan.local_shape_of(n, r),
+                    part_of(c.plan, results.at(size_t(n.operand - (step.backward ? 0 : e.inputs))),
+                            n, r)));
     }
-  for (int r = 0; r < e.mesh.world(); ++r) write(card_file(r), fmt::format("{{\"case\": \"{}\"}}", c.digest));
+  for (int r = 0; r < e.mesh.world(); ++r)
+    write(card_file(r), fmt::format("{{\"case\": \"{}\"}}", c.digest));
 }
 
 struct Judging {
@@ -183,7 +193,8 @@ Row prepare_judge_linears(const Registry& registry, const std::string& below) {
     double begin = now();
     const Battery battery = prepare_battery(options, folder.path, registry);
     double seconds = now() - begin;
-    for (const Member& m : battery.members) foreign::answer(fs::path(folder.path) / m.folder, registry, {.arguments = true});
+    for (const Member& m : battery.members)
+      foreign::answer(fs::path(folder.path) / m.folder, registry, {.arguments = true});
     begin = now();
     const Report report = foreign::judged(folder.path, registry);
     runs.push_back(seconds + now() - begin);
@@ -191,14 +202,23 @@ Row prepare_judge_linears(const Registry& registry, const std::string& below) {
     cases = report.cases.size();
   }
   std::sort(runs.begin(), runs.end());
-  return {"prepare_judge_linears", "files", 4, runs[1], "s", fmt::format("prepare and judge of the smoke tier of linear, {} cases, answers not counted", cases)};
+  return {
+      "prepare_judge_linears",
+      "files",
+      4,
+      runs[1],
+      "s",
+      fmt::format("prepare and judge of the smoke tier of linear, {} cases, answers not counted",
+                  cases)};
 }
 
 std::vector<Row> large_files(const Registry& registry, const std::string& below, double gib) {
   const double bytes = gib * 0x1p30, free = double(fs::space(below).available);
   if (free < 1.1 * bytes)
-    throw BadInput(fmt::format("--files: expected {:.2g} GiB of disk for --gib {:g}, met {:.2g} GiB free in '{}'; name another folder, or fewer GiB",
-                               1.1 * gib, gib, free / 0x1p30, below));
+    throw BadInput(
+        fmt::format("--files: expected {:.2g} GiB of disk for --gib {:g}, met {:.2g} GiB free in "
+                    "'{}'; name another folder, or fewer GiB",
+                    1.1 * gib, gib, free / 0x1p30, below));
   const Folder folder(below);
   const Case line = large_line(registry, tokens_for(registry, bytes));
   prepare_case(line, {}, folder.path, registry);
@@ -208,9 +228,16 @@ std::vector<Row> large_files(const Registry& registry, const std::string& below,
   const auto [reading, there] = read_and_hash(folder.path);
   const auto mib = [](int64_t n) { return double(n) / 0x1p20; };
   const std::string of = fmt::format("{} ({:.2f} GiB of files)", print(line), there / 0x1p30);
-  return {{"judge_memory", "files", 4, mib(j.memory.beyond), "MiB", fmt::format("that judge holds beyond the reference's own, of {:.0f} in all: {}", mib(j.memory.peak), of)},
-          {"judge_against_reading", "files", 4, j.seconds / reading, "ratio", fmt::format("judge, {:.2f} s of CPU / reading and hashing, {:.2f} s: {}", j.seconds, reading, of)},
-          {"judge_beyond_reference", "files", 4, (j.seconds - j.memory.reference_seconds) / reading, "ratio", fmt::format("the same without the {:.2f} s in which the reference computed", j.memory.reference_seconds)}};
+  return {{"judge_memory", "files", 4, mib(j.memory.beyond), "MiB",
+           fmt::format("that judge holds beyond the reference's own, of {:.0f} in all: {}",
+                       mib(j.memory.peak), of)},
+          {"judge_against_reading", "files", 4, j.seconds / reading, "ratio",
+           fmt::format("judge, {:.2f} s of CPU / reading and hashing, {:.2f} s: {}", j.seconds,
+                       reading, of)},
+          {"judge_beyond_reference", "files", 4, (j.seconds - j.memory.reference_seconds) / reading,
+           "ratio",
+           fmt::format("the same without the {:.2f} s in which the reference computed",
+                       j.memory.reference_seconds)}};
 }
 
 }  // namespace shardproof

@@ -1,4 +1,5 @@
-// std::source_location for a clang that has none (before 16): calls are not made here, only declared.
+// std::source_location for a clang that has none (before 16): calls are not made here, only
+// declared.
 #pragma once
 #include <cstdint>
 #include <source_location>

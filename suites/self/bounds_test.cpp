@@ -21,7 +21,8 @@ struct Setting {
                    bool promises_exact_integers = true)
       : c(contract({4}, on_tp(P()), on_tp(to))) {
     c.linear = linear;
-    if (!promises_exact_integers) c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
+    if (!promises_exact_integers)
+      c.integer_range = [](const Case&) { return std::optional<int64_t>(); };
     registry.add(c);
     line = parse("toy " + keys, registry);
     e.line = &line;
@@ -58,7 +59,8 @@ void expect_first_order(double bound, double first_order) {
 TEST(Bounds, OfAFamilyAreCountedInTheAccumulation) {
   Gauge g;
   g.magnitude = {3}, g.bound = {8};
-  EXPECT_DOUBLE_EQ(Setting("tp=2 fill=normal").bound(3, g), 8 * 0x1p-53 + 0x1p-53 * (3 + 8 * 0x1p-53));
+  EXPECT_DOUBLE_EQ(Setting("tp=2 fill=normal").bound(3, g),
+                   8 * 0x1p-53 + 0x1p-53 * (3 + 8 * 0x1p-53));
   const Setting f32("tp=2 dtype=f32 fill=normal");
   EXPECT_NEAR(f32.bound(3, g), 11 * 0x1p-24, 1e-12);
   g.bound = {1e80};
@@ -97,8 +99,12 @@ TEST(Bounds, ZeroOnExactData) {
   EXPECT_EQ(Setting("tp=2 dtype=bf16").bound(3, gauge(10, 4, 2)), 0);
   EXPECT_GT(Setting("tp=2 dtype=bf16 fill=normal").bound(3, gauge(10, 4, 2)), 0);
   // Where the contract is not linear, integers keep exact only what its range says.
-  EXPECT_GT(Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false, false).bound(3, gauge(10, 4, 2)), 0);
-  EXPECT_EQ(Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false, true).bound(3, gauge(10, 4, 2)), 0);
+  EXPECT_GT(Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false, false)
+                .bound(3, gauge(10, 4, 2)),
+            0);
+  EXPECT_EQ(Setting("tp=2 dtype=f32 fill=integers", I(), /*linear=*/false, true)
+                .bound(3, gauge(10, 4, 2)),
+            0);
 }
 
 TEST(Bounds, ZeroForDataThatAreMoved) {

@@ -562,8 +562,8 @@ TEST(Wide, ProductsAreWholeOrNot) {
       EXPECT_EQ(m, double(magnitude));
     }
     for (size_t i = 0; i < n; ++i)
-      for (const double other : {0.5, -0x1p-60, 0x1p51 + 0.5, 0x1p60, 0x1p120, nan_value, inf_value,
-                                 -inf_value}) {
+      for (const double other :
+           {0.5, -0x1p-60, 0x1p51 + 0.5, 0x1p60, 0x1p120, nan_value, inf_value, -inf_value}) {
         std::vector<double> odd = a;
         odd[i] = other;
         EXPECT_FALSE(wide::whole_products(odd.data(), b.data(), n, s, m)) << other << " at " << i;
@@ -1119,7 +1119,8 @@ TEST(Lockstep, ARankThatThrewExplainsWhyTheOthersWaited) {
   ASSERT_EQ(r.findings.size(), 1u);
   EXPECT_EQ(r.findings[0].means, "rank 1 threw; the others waited for it");
   play->e.ranks[1].shots[0].status = ShotRecord::ok;
-  EXPECT_NE(play->judge_again("lockstep").findings.at(0).means.find("every rank waits"), std::string::npos);
+  EXPECT_NE(play->judge_again("lockstep").findings.at(0).means.find("every rank waits"),
+            std::string::npos);
 }
 
 TEST(Lockstep, RecordedListsAreComparedWithinAGroup) {
@@ -1226,8 +1227,8 @@ TEST(Repeat, OneUlpUnderDelays) {
   EXPECT_EQ(play->judge_again("repeat").verdict, Verdict::failed);
 }
 
-// y = x with the gradient x dy, so that the backward needs what its forward has read. `state_for` is
-// asked in each backward for the number of the forward whose state it gets.
+// y = x with the gradient x dy, so that the backward needs what its forward has read. `state_for`
+// is asked in each backward for the number of the forward whose state it gets.
 CheckResult with_states(const std::function<size_t(size_t forwards, size_t backwards)>& state_for) {
   auto states = std::make_shared<std::vector<Locals>>();
   auto backwards = std::make_shared<size_t>(0);
@@ -1279,7 +1280,7 @@ TEST(Accumulate, StatesTakenInTheWrongOrder) {
     return words;
   };
   EXPECT_EQ(wrong(changed_at({})), "");
-  EXPECT_EQ(wrong(changed_at({{1, 1}, {2, 2}})), "B0 B1 ");  // a queue
+  EXPECT_EQ(wrong(changed_at({{1, 1}, {2, 2}})), "B0 B1 ");             // a queue
   EXPECT_EQ(wrong(changed_at({{1, 3}, {2, 2}, {3, 1}})), "B0 B1 B2 ");  // a stack
   EXPECT_EQ(wrong(changed_at({{2, 3}})), "B0 ");  // the oldest gives its place to the newest
   EXPECT_EQ(wrong(changed_at({{3, 2}})), "B2 ");  // the newest has no place
@@ -1299,14 +1300,18 @@ TEST(Accumulate, TellsTheCallThatIsAnother) {
   play->e.ranks[1].shots[size_t(plain)].ledger[1].dtype = DType::bf16;
   const CheckResult other = play->judge_again("accumulate");
   ASSERT_EQ(other.verdict, Verdict::failed);
-  EXPECT_NE(other.findings[0].message.find("call 2 of the 2 of F1 B1 F2 B2 is another than that of F0 B0"),
+  EXPECT_NE(other.findings[0].message.find(
+                "call 2 of the 2 of F1 B1 F2 B2 is another than that of F0 B0"),
             std::string::npos)
       << other.findings[0].message;
-  EXPECT_NE(other.findings[0].message.find("x bf16"), std::string::npos) << other.findings[0].message;
-  EXPECT_NE(other.findings[0].message.find("x f64"), std::string::npos) << other.findings[0].message;
+  EXPECT_NE(other.findings[0].message.find("x bf16"), std::string::npos)
+      << other.findings[0].message;
+  EXPECT_NE(other.findings[0].message.find("x f64"), std::string::npos)
+      << other.findings[0].message;
   play->e.ranks[1].shots[size_t(plain)].ledger.pop_back();
   const CheckResult fewer = play->judge_again("accumulate");
-  EXPECT_NE(fewer.findings.at(0).message.find("makes 1 call, expected twice the 1 of F0 B0"), std::string::npos)
+  EXPECT_NE(fewer.findings.at(0).message.find("makes 1 call, expected twice the 1 of F0 B0"),
+            std::string::npos)
       << fewer.findings[0].message;
   EXPECT_NE(fewer.findings[0].message.find("no further call; there"), std::string::npos);
 }
@@ -1324,7 +1329,8 @@ TEST(Accumulate, WhatOnlyOtherDataShowMayBeNoStateAtAll) {
   Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=3", right_on_the_base, same());
   const CheckResult r = play.judge("accumulate");
   ASSERT_EQ(r.verdict, Verdict::failed);
-  EXPECT_NE(r.findings[0].message.find("F1 of F1 B1 F2 B2"), std::string::npos) << r.findings[0].message;
+  EXPECT_NE(r.findings[0].message.find("F1 of F1 B1 F2 B2"), std::string::npos)
+      << r.findings[0].message;
   EXPECT_NE(r.findings[0].means.find("another seed"), std::string::npos) << r.findings[0].means;
 }
 
@@ -1374,7 +1380,8 @@ TEST(Checks, OrderAndLetters) {
     check_named("gradients");
     FAIL() << "expected BadInput";
   } catch (const BadInput& e) {
-    EXPECT_NE(std::string(e.what()).find("did you mean 'gradient'?"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("did you mean 'gradient'?"), std::string::npos)
+        << e.what();
   }
 }
 

@@ -3,8 +3,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -276,8 +276,10 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"prepare", c, "--check", "ledger", folder / "new"}, {"--check", "ledger"}},
       {{"prepare", c, "--ranks", "2", folder / "new"}, {"--ranks", "--tier"}},
       {{"prepare", c, "--with", "acc=f64", folder / "new"}, {"--with", "--tier"}},
-      {{"prepare", "--tier", "smoke", c, "--with", "tp=2", folder / "new"}, {"--with", "acc=", "local_grad=", "'tp=2'"}},
-      {{"prepare", "--tier", "smoke", c, "--with", "acc=f31", folder / "new"}, {"--with", "f32", "'acc=f31'"}},
+      {{"prepare", "--tier", "smoke", c, "--with", "tp=2", folder / "new"},
+       {"--with", "acc=", "local_grad=", "'tp=2'"}},
+      {{"prepare", "--tier", "smoke", c, "--with", "acc=f31", folder / "new"},
+       {"--with", "f32", "'acc=f31'"}},
       {{"prepare", "norm_sequence", "tokens=16777216", "hidden=16777216", folder / "new"},
        {"memory of this machine", "8192 TiB", "smaller extents"}},
       {{"prepare", "--tier", "smok", folder / "new"}, {"--tier", "'smok'"}},
@@ -331,32 +333,43 @@ TEST_F(Command, AReportOfARunThatEndedEarlyIsNotTakenForAWholeOne) {
   cut_short("passed", {"run", contract, "tp=2"});
   const Ended none = call({"gate", "--failed", folder / "passed"});
   EXPECT_EQ(none.code, 2);
-  EXPECT_TRUE(holds(none.err, "did not reach its end and in which nothing had failed until then")) << none.err;
+  EXPECT_TRUE(holds(none.err, "did not reach its end and in which nothing had failed until then"))
+      << none.err;
   cut_short("failed", {"run", contract, "tp=2", "control=row_bias_gradient_times_p"});
   const Ended some = call({"gate", "--failed", folder / "failed", "--dry-run"});
   EXPECT_EQ(some.code, 0) << some.err;
-  EXPECT_TRUE(holds(some.out, "what that run left unjudged, as it did not reach its end")) << some.out;
+  EXPECT_TRUE(holds(some.out, "what that run left unjudged, as it did not reach its end"))
+      << some.out;
 }
 
 // Ranks that are threads of the program that a debugger holds stay so when a line is replayed.
 TEST_F(Command, AReplayKeepsRanksInTheProcess) {
-  const Ended ended = call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "transport=threads", "--in-process"});
+  const Ended ended = call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p",
+                            "transport=threads", "--in-process"});
   EXPECT_EQ(ended.code, 1) << ended.err;
-  EXPECT_TRUE(holds(ended.out, " transport=threads control=row_bias_gradient_times_p --in-process --check gradient\n")) << ended.out;
+  EXPECT_TRUE(
+      holds(ended.out,
+            " transport=threads control=row_bias_gradient_times_p --in-process --check gradient\n"))
+      << ended.out;
 }
 
 TEST_F(Command, WhatFailedIsChosenFromAsEverythingElse) {
   Folder folder;
-  ASSERT_EQ(call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "--report", folder / "r"}).code, 1);
+  ASSERT_EQ(call({"run", "linear_row", "tp=2", "control=row_bias_gradient_times_p", "--report",
+                  folder / "r"})
+                .code,
+            1);
   const auto again = [&](Words more) {
     Words words{"gate", "--failed", folder / "r", "--dry-run"};
     words.insert(words.end(), more.begin(), more.end());
     return call(words).code;
   };
-  for (const Words& chosen : {Words{}, Words{"linear_row"}, Words{"linear", "tp=2"}, Words{"--ranks", "2"}, Words{"--transport", "processes"}})
+  for (const Words& chosen : {Words{}, Words{"linear_row"}, Words{"linear", "tp=2"},
+                              Words{"--ranks", "2"}, Words{"--transport", "processes"}})
     EXPECT_EQ(again(chosen), 0) << (chosen.empty() ? "" : chosen[0]);
-  for (const Words& other : {Words{"norm"}, Words{"linear_row", "tp=4"}, Words{"--ranks", "8"}, Words{"--dtype", "bf16"},
-                             Words{"--transport", "threads"}, Words{"--seed", "9"}, Words{"--seeds", "2"}})
+  for (const Words& other :
+       {Words{"norm"}, Words{"linear_row", "tp=4"}, Words{"--ranks", "8"}, Words{"--dtype", "bf16"},
+        Words{"--transport", "threads"}, Words{"--seed", "9"}, Words{"--seeds", "2"}})
     EXPECT_EQ(again(other), 2) << other[0];
 }
 
@@ -433,13 +446,16 @@ TEST_F(Command, ALaunchedRankThatFallsSilentIsNotWaitedForForEver) {
   if (!mpi_missing().empty()) GTEST_SKIP() << mpi_missing();
   Folder folder;
   const std::string report = folder / "report", log = folder / "log";
-  const std::string gate = fmt::format("mpiexec -n 2 {} gate mapping_reduce --transport mpi --deadline-scale 0.1 --report {} > {} 2>&1",
-                                       program(), report, log);
+  const std::string gate = fmt::format(
+      "mpiexec -n 2 {} gate mapping_reduce --transport mpi --deadline-scale 0.1 --report {} > {} "
+      "2>&1",
+      program(), report, log);
   std::atomic<int> status = -1;
   std::thread launcher([&] { status = std::system(gate.c_str()); });
   // Once rank 0 has processes for the judge's own tests, the ranks have met.
   const auto patience = [](const auto& met) {
-    for (int i = 0; i < 600 && !met(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    for (int i = 0; i < 600 && !met(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
     return met();
   };
   const bool begun = patience([&] { return launched(report, "0").size() > 1; });
@@ -450,7 +466,8 @@ TEST_F(Command, ALaunchedRankThatFallsSilentIsNotWaitedForForEver) {
   launcher.join();
   EXPECT_TRUE(begun && ended && silent.size() == 1);
   EXPECT_EQ(WEXITSTATUS(status), 1);
-  EXPECT_TRUE(holds(text_of(log), "rank 1 handed in no record within its deadline")) << text_of(log);
+  EXPECT_TRUE(holds(text_of(log), "rank 1 handed in no record within its deadline"))
+      << text_of(log);
 }
 
 // One all-reduce over tp is due forward: cp has no call, and nothing was broken.
@@ -537,9 +554,10 @@ TEST_F(Command, TableHasARowForEachContract) {
 
 // Columns follow from what the rows are asked, and so do those of a device.
 TEST_F(Command, TableHasAColumnForEachCheckThatARowIsAsked) {
-  EXPECT_TRUE(call({"list", "--table", "mapping_copy"})
-                  .out.starts_with("| primitive | forward | gradient | adjoint | gradcheck | replica "
-                                   "| ledger | lockstep | memory | repeat | accumulate |\n|---|"));
+  EXPECT_TRUE(
+      call({"list", "--table", "mapping_copy"})
+          .out.starts_with("| primitive | forward | gradient | adjoint | gradcheck | replica "
+                           "| ledger | lockstep | memory | repeat | accumulate |\n|---|"));
   const auto head = [](const char* words) {
     Contract c = row_parallel();
     c.cases = [words](const std::string&) { return std::vector<std::string>{words}; };
@@ -634,10 +652,16 @@ TEST_F(Command, ClosedOutputIsNoError) {
 
 TEST_F(Command, OutputThatCannotBeWrittenIsNoJudgement) {
   if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "this machine has no /dev/full";
-  for (const Words& words : {Words{"list"}, {"run", "linear_row", "tp=2"}, {"explain", "linear_row"}, {"gate", "--help"}}) {
+  for (const Words& words : {Words{"list"},
+                             {"run", "linear_row", "tp=2"},
+                             {"explain", "linear_row"},
+                             {"gate", "--help"}}) {
     Ended ended = start(words, "/dev/full", [](pid_t) {});
     EXPECT_EQ(ended.code, 3) << words[0];
-    EXPECT_EQ(ended.err, "shardproof: standard output: expected to write what is said, met 'No space left on device'; it is not whole\n") << words[0];
+    EXPECT_EQ(ended.err,
+              "shardproof: standard output: expected to write what is said, met 'No space left on "
+              "device'; it is not whole\n")
+        << words[0];
   }
 }
 
@@ -646,10 +670,14 @@ TEST_F(Command, FilesThatCannotBeWrittenAreNoJudgement) {
   Folder folder;
   const std::string failing = "control=row_bias_gradient_times_p";
   const std::vector<std::pair<Words, Words>> table = {
-      {{"run", "linear_row", "tp=2", "--report", folder / "report"}, {"expected to write", "report/report.json", "File too large"}},
-      {{"run", "linear_row", "tp=2", failing, "--dump", folder / "dump"}, {"--dump", "can be written", "File too large"}},
-      {{"prepare", "linear_row", "tp=2", folder / "prepared"}, {"rank0.in.safetensors", "can be written", "File too large"}},
-      {{"drift", "block", "tp=2", "--steps", "2", "--report", folder / "drift"}, {"expected to write", "drift/index.html", "File too large"}}};
+      {{"run", "linear_row", "tp=2", "--report", folder / "report"},
+       {"expected to write", "report/report.json", "File too large"}},
+      {{"run", "linear_row", "tp=2", failing, "--dump", folder / "dump"},
+       {"--dump", "can be written", "File too large"}},
+      {{"prepare", "linear_row", "tp=2", folder / "prepared"},
+       {"rank0.in.safetensors", "can be written", "File too large"}},
+      {{"drift", "block", "tp=2", "--steps", "2", "--report", folder / "drift"},
+       {"expected to write", "drift/index.html", "File too large"}}};
   for (const auto& [words, says] : table) {
     rlimit before{};
     getrlimit(RLIMIT_FSIZE, &before);
@@ -658,7 +686,8 @@ TEST_F(Command, FilesThatCannotBeWrittenAreNoJudgement) {
     const Ended ended = start(words, "/dev/null", [](pid_t) {});
     setrlimit(RLIMIT_FSIZE, &before);
     EXPECT_EQ(ended.code, 3) << words[0];
-    for (const std::string& part : says) EXPECT_TRUE(holds(ended.err, part)) << part << " in " << ended.err;
+    for (const std::string& part : says)
+      EXPECT_TRUE(holds(ended.err, part)) << part << " in " << ended.err;
     EXPECT_FALSE(holds(ended.err, "be read")) << ended.err;
   }
   for (const auto& entry : fs::recursive_directory_iterator(folder.path))
@@ -716,24 +745,28 @@ TEST_F(Command, AnInterruptedPrepareSaysSo) {
   EXPECT_EQ(ended.err, "shardproof: INTERRUPTED before its end: nothing was judged\n");
 }
 
-// A signal to the gate alone, as `kill` and a CI's runner send it, reaches the processes that judge.
+// A signal to the gate alone, as `kill` and a CI's runner send it, reaches the processes that
+// judge.
 TEST_F(Command, AGateThatIsKilledEndsItsJobs) {
   Folder folder;
   using Clock = std::chrono::steady_clock;
   Clock::time_point asked;
   const std::string report = folder / "report", out = folder / "out";
-  const Ended ended = start({"gate", "block", "--tier", "nightly", "--transport", "processes", "--jobs", "2", "--report", report}, out, [&](pid_t child) {
-    for (int i = 0; i < 6000 && !holds(text_of(out), "progress "); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    asked = Clock::now();
-    kill(child, SIGTERM);
-  });
+  const Ended ended = start({"gate", "block", "--tier", "nightly", "--transport", "processes",
+                             "--jobs", "2", "--report", report},
+                            out, [&](pid_t child) {
+                              for (int i = 0; i < 6000 && !holds(text_of(out), "progress "); ++i)
+                                std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                              asked = Clock::now();
+                              kill(child, SIGTERM);
+                            });
   EXPECT_LT(Clock::now() - asked, std::chrono::seconds(15));
   EXPECT_EQ(ended.code, 130) << ended.err;
   EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
 }
 
-// A battery of a case that is judged at once and of one whose truth takes minutes. Their answers are
-// zeros of the right shapes.
+// A battery of a case that is judged at once and of one whose truth takes minutes. Their answers
+// are zeros of the right shapes.
 TEST_F(Command, AnInterruptedJudgeKeepsWhatItJudgedBefore) {
   const Registry families = all_families();
   Folder folder;
@@ -749,8 +782,8 @@ TEST_F(Command, AnInterruptedJudgeKeepsWhatItJudgedBefore) {
       for (const prepared::Named& n : c.plan.passes.at(0).steps.at(0).gives) {
         const auto shape = c.plan.local_shape_of(n, r);
         const auto bytes = size_t(product(shape)) * size_of(c.plan.dtype_of(n));
-        zeros.push_back({n.name, c.plan.dtype_of(n), shape,
-                         [bytes] { return std::vector<std::byte>(bytes); }});
+        zeros.push_back(
+            {n.name, c.plan.dtype_of(n), shape, [bytes] { return std::vector<std::byte>(bytes); }});
       }
       tensors::write_safetensors(member / prepared::out_file(r), zeros, {{"case", c.digest}});
     }
@@ -786,8 +819,10 @@ TEST_F(Command, AnInterruptedJudgeKeepsWhatItJudgedBefore) {
 
 TEST_F(Command, AFolderIsShownWithoutWhatSteersATerminal) {
   Folder folder;
-  for (Words words : {Words{"prepare", contract, "tp=2", "--check", "forward", folder / "a\x1b[31m\nb'c"},
-                      {"prepare", "--tier", "smoke", "--check", "forward", "mapping_copy", folder / "b\x1b[31m\nb'c"}}) {
+  for (Words words :
+       {Words{"prepare", contract, "tp=2", "--check", "forward", folder / "a\x1b[31m\nb'c"},
+        {"prepare", "--tier", "smoke", "--check", "forward", "mapping_copy",
+         folder / "b\x1b[31m\nb'c"}}) {
     const Ended ended = call(words);
     EXPECT_EQ(ended.code, 0) << ended.err;
     EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'), 1) << ended.out;
@@ -933,12 +968,17 @@ TEST_F(Command, LongValuesAreCutInTheErrorLine) {
   std::string offsets = "cu_seqlens=1";
   for (int i = 2; i <= 20001; ++i) offsets += "," + std::to_string(i);
   const std::string lengths = "docs=7" + std::string(40000, ',');
-  for (const Words& words :
-       {Words{"run", "attention_ring", offsets}, {"run", "attention_ring", offsets, "docs=7,1"},
-        {"explain", "attention_ring", lengths}, {"run", "linear_row", "subject=" + offsets},
-        {"gate", "--transport", offsets}, {"run", "linear_row", "tp=2", "--check", offsets},
-        {offsets}, {"run", offsets}, {"run", "linear_row", offsets},
-        {"gate", "--model", offsets}, {"gate", offsets}}) {
+  for (const Words& words : {Words{"run", "attention_ring", offsets},
+                             {"run", "attention_ring", offsets, "docs=7,1"},
+                             {"explain", "attention_ring", lengths},
+                             {"run", "linear_row", "subject=" + offsets},
+                             {"gate", "--transport", offsets},
+                             {"run", "linear_row", "tp=2", "--check", offsets},
+                             {offsets},
+                             {"run", offsets},
+                             {"run", "linear_row", offsets},
+                             {"gate", "--model", offsets},
+                             {"gate", offsets}}) {
     const Ended ended = call(words);
     EXPECT_EQ(ended.code, 2) << words[0];
     EXPECT_LT(ended.err.size(), 1000u) << words[0] << ' ' << words.back().substr(0, 20);
@@ -979,7 +1019,8 @@ TEST_F(Command, AdvisesWhatTheLineHasNot) {
                     wide = advice({"run", "attention_block", "fill=integers"});
   EXPECT_TRUE(scale.ends_with("choose a smaller scale\n")) << scale;
   EXPECT_EQ(wide, "; use fill=normal\n");  // no extents make its values integers
-  const std::string narrow = advice({"run", "linear_row", "fill=integers", "dtype=bf16", "in=4096"});
+  const std::string narrow =
+      advice({"run", "linear_row", "fill=integers", "dtype=bf16", "in=4096"});
   EXPECT_TRUE(holds(narrow, "smaller extents or a wider dtype")) << narrow;
 }
 
@@ -989,7 +1030,8 @@ TEST_F(Command, ChecksThatALineIsNotAskedAreSaid) {
   EXPECT_EQ(ran.code, 0) << ran.err;
   EXPECT_TRUE(holds(ran.out, "\nnot due    gradcheck: asked in f64\n")) << ran.out;
   const Ended wide = call({"explain", "attention_block", "tp=32", "heads=32"});
-  EXPECT_TRUE(holds(wide.out, "gradcheck    not due: asked of 4096 elements at most\n")) << wide.out;
+  EXPECT_TRUE(holds(wide.out, "gradcheck    not due: asked of 4096 elements at most\n"))
+      << wide.out;
   const Ended other = call({"run", "linear_row", "tp=2", "--check", "mask,forward"});
   EXPECT_TRUE(holds(other.out,
                     "\nnot due    mask: nothing on this line for it to ask (does every query see"))
@@ -1000,8 +1042,7 @@ TEST_F(Command, ChecksThatALineIsNotAskedAreSaid) {
   EXPECT_TRUE(holds(prepared.out, "\nnot due    mask: nothing on this line for it to ask"))
       << prepared.out;
   const Ended gate = call({"gate", "norm", "--tier", "smoke", "--check", "mask,forward"});
-  EXPECT_TRUE(holds(gate.out, "mask: nothing on these lines for it to ask"))
-      << gate.out;
+  EXPECT_TRUE(holds(gate.out, "mask: nothing on these lines for it to ask")) << gate.out;
   const Ended forward_only = call({"run", "replicated_clip", "tp=2"});
   EXPECT_TRUE(
       holds(forward_only.out, "\nnot due    replicated_clip: gradient, gradcheck, accumulate\n"))

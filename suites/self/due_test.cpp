@@ -122,7 +122,9 @@ TEST(Due, StridesAndWordsThatAreNotDeclared) {
 // A check that is asked of other lines of the contract is not left out of one unsaid.
 TEST(Due, ChecksThatALineIsNotAskedHaveTheirReason) {
   const Registry r = all_families();
-  const auto left_out = [&](const std::string& line) { return checks_left_out(parse(line, r), r, {}); };
+  const auto left_out = [&](const std::string& line) {
+    return checks_left_out(parse(line, r), r, {});
+  };
   using Texts = std::vector<std::string>;
   EXPECT_EQ(left_out("linear_row tp=2"), Texts());
   EXPECT_EQ(left_out("linear_row tp=2 dtype=f32"), Texts{"gradcheck: asked in f64"});

@@ -681,7 +681,8 @@ TEST(Stale, of_an_exchange_of_other_sizes_is_what_fits) {
       const int64_t own = split[size_t(tp.rank())];
       const std::vector<int64_t> concat{own, own};
       Buffer in(DType::f64, {split[0] + split[1]}), out(DType::f64, {2 * own});
-      fill_from(in.view(), Values(size_t(split[0] + split[1]), (priming ? 1 : 7) + 100 * tp.rank()));
+      fill_from(in.view(),
+                Values(size_t(split[0] + split[1]), (priming ? 1 : 7) + 100 * tp.rank()));
       tp.all_to_all(in.view(), out.view(), 0, 0, split, concat);
       EXPECT_EQ(door.active(), !priming);
       seen[size_t(tp.rank())] = to_doubles(out.view());

@@ -30,7 +30,7 @@ inline tensors::TensorToWrite held(const std::string& name, DType dtype, std::ve
 
 // A file of numpy, version 1.
 inline std::string npy(const std::string& descr, const std::vector<int64_t>& shape,
-                const std::vector<std::byte>& bytes, bool fortran = false) {
+                       const std::vector<std::byte>& bytes, bool fortran = false) {
   std::string header =
       fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': ({}{}), }}", descr,
                   fortran ? "True" : "False", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");

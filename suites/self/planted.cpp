@@ -149,9 +149,8 @@ std::string differs(const Judged& j, const Deserved& d) {
                        text);
   if (d.rank >= 0 && !names_rank(*c, d.rank))
     return fmt::format("expected {} to name rank {}, met: {}", d.check, d.rank, text);
-  if (!d.where.empty() &&
-      std::none_of(c->findings.begin(), c->findings.end(),
-                   [&](const Finding& f) { return f.where == d.where; }))
+  if (!d.where.empty() && std::none_of(c->findings.begin(), c->findings.end(),
+                                       [&](const Finding& f) { return f.where == d.where; }))
     return fmt::format("expected {} to name {}, met: {}", d.check, d.where, text);
   for (const std::string& word : d.words)
     if (text.find(word) == std::string::npos)
@@ -175,7 +174,8 @@ std::string run_within(double deadline_scale, const Plant& p) try {
     Options options;
     options.deadline_scale = deadline_scale;
     Runner runner(options, registry());
-    const Case line = line_of(p.line, p.name), healthy = line_of(p.afterwards.empty() ? p.line : p.afterwards, "");
+    const Case line = line_of(p.line, p.name),
+               healthy = line_of(p.afterwards.empty() ? p.line : p.afterwards, "");
     const auto checks = checks_of(p, line);
     std::string wrong = judged_as_deserved(p, runner.run(line, checks, lane_of(line)));
     if (wrong.empty())
@@ -189,7 +189,8 @@ std::string run_within(double deadline_scale, const Plant& p) try {
   return fmt::format("expected a verdict, met an exception: {}", e.what());
 }
 
-// A short deadline saves time. Where it passes before ranks get to their fault, the usual one decides.
+// A short deadline saves time. Where it passes before ranks get to their fault, the usual one
+// decides.
 std::string run(const Plant& p) {
   const std::string wrong = run_within(p.deadline_scale, p);
   return wrong.empty() || p.deadline_scale >= 1 ? wrong : run_within(1, p);

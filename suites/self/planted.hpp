@@ -2,8 +2,8 @@
 // the verdict that it deserves, with what has to be named. It runs through the Runner like anyone's
 // kernel, on ranks of their own processes.
 //
-// After each of them the same Runner judges the healthy subject, which must pass, and no process may
-// be left behind.
+// After each of them the same Runner judges the healthy subject, which must pass, and no process
+// may be left behind.
 #pragma once
 #include <functional>
 #include <string>
@@ -32,12 +32,12 @@ inline Declared forward_only() {
 }
 
 struct Plant {
-  std::string name;      // of the subject, too
-  std::string line;      // contract and keys, without the subject
-  Make make;             // null: the healthy subject of the contract
+  std::string name;  // of the subject, too
+  std::string line;  // contract and keys, without the subject
+  Make make;         // null: the healthy subject of the contract
   std::vector<Deserved> deserved;
   Declared declared = forward_only();
-  bool all_checks = false;     // every check that is due is asked, and passes where not deserved
+  bool all_checks = false;  // every check that is due is asked, and passes where not deserved
   double deadline_scale = 1;
   std::string afterwards = {};  // line of the healthy subject after it; empty: the same line
   // More that must hold of a run; "" when it does.
@@ -63,7 +63,8 @@ void add_private_contracts(Registry&);
 void add_norm_contracts(Registry&);
 void add_masked_rows(Registry&);
 
-// All subjects above, the contracts that they are judged by and their plain subjects. Built once, before any fork.
+// All subjects above, the contracts that they are judged by and their plain subjects. Built once,
+// before any fork.
 const Registry& registry();
 
 // "" or what went wrong.

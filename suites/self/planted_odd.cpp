@@ -96,9 +96,8 @@ Contract reduce_by_plan(const Registry& r) {
   c.traffic = [due = c.traffic](const Case& line, const std::string& plan, int rank) {
     if (plan != "halves") return due(line, plan, rank);
     const int64_t n = line.at("tokens") * line.at("hidden"), p = line.world();
-    return std::vector<Traffic>{
-        {Op::reduce_scatter, Reduce::sum, "tp", false, n, line.dtype()},
-        {Op::all_gather, Reduce::none, "tp", false, n / p, line.dtype()}};
+    return std::vector<Traffic>{{Op::reduce_scatter, Reduce::sum, "tp", false, n, line.dtype()},
+                                {Op::all_gather, Reduce::none, "tp", false, n / p, line.dtype()}};
   };
   c.plans = {"halves"};
   return c;
@@ -136,9 +135,7 @@ void add_private_contracts(Registry& r) {
   r.add(zeros(r));
   r.add(Subject{"", "planted_zeros", forward(zero), forward_only()});
   r.add(nothing(r));
-  r.add(Subject{"",
-                "planted_nothing",
-                [] { return std::make_unique<WritesNothing>(); },
+  r.add(Subject{"", "planted_nothing", [] { return std::make_unique<WritesNothing>(); },
                 forward_only()});
 }
 
@@ -148,38 +145,66 @@ std::vector<Plant> odd_but_right() {
   halves.plan = "halves";
   const Make twice = [] { return pair(reduce_scatter_and_gather, identity); };
   return {
-      {"scatter_that_gathers", "mapping_scatter tp=4 tokens=4 hidden=3",
+      {"scatter_that_gathers",
+       "mapping_scatter tp=4 tokens=4 hidden=3",
        [] { return pair(own_block, gathered); },
-       {{"adjoint", Verdict::passed}}, {}, true},
+       {{"adjoint", Verdict::passed}},
+       {},
+       true},
       {"reduce_in_halves", sum, twice, {{"ledger", Verdict::passed}}, halves, true},
       // The same calls under another plan than theirs.
-      {"undeclared_halves", sum, twice,
+      {"undeclared_halves",
+       sum,
+       twice,
        {{"ledger", Verdict::failed, 0, "", {"another operation", "met call 1 of forward"}}},
-       {}, true},
-      {"another_order_of_k", "linear_row tp=2 bias=off dtype=f32 fill=normal tokens=6 in=24 out=5",
-       [] { return std::make_unique<RowInAnotherOrder>(); }, {{"forward", Verdict::passed}},
-       forward_only(), true, 1, "mapping_reduce tp=2 tokens=3 hidden=5"},
-      {"own_sum_in_f32", "mapping_reduce tp=8 dtype=f32 fill=normal", forward(sums_by_itself),
+       {},
+       true},
+      {"another_order_of_k",
+       "linear_row tp=2 bias=off dtype=f32 fill=normal tokens=6 in=24 out=5",
+       [] { return std::make_unique<RowInAnotherOrder>(); },
+       {{"forward", Verdict::passed}},
+       forward_only(),
+       true,
+       1,
+       "mapping_reduce tp=2 tokens=3 hidden=5"},
+      {"own_sum_in_f32",
+       "mapping_reduce tp=8 dtype=f32 fill=normal",
+       forward(sums_by_itself),
        {{"forward", Verdict::passed}, {"replica", Verdict::passed}}},
   };
 }
 
 std::vector<Plant> vacuous() {
   return {
-      {"all_zero_pair", "planted_zeros tp=2 tokens=3 hidden=5", forward(zero),
+      {"all_zero_pair",
+       "planted_zeros tp=2 tokens=3 hidden=5",
+       forward(zero),
        {{"forward", Verdict::vacuous, -1, "", {"zero everywhere"}}},
-       forward_only(), false, 1, "mapping_copy tp=2 tokens=3 hidden=5"},
-      {"nothing_compared", "planted_nothing tp=2 tokens=3 hidden=5",
+       forward_only(),
+       false,
+       1,
+       "mapping_copy tp=2 tokens=3 hidden=5"},
+      {"nothing_compared",
+       "planted_nothing tp=2 tokens=3 hidden=5",
        [] { return std::make_unique<WritesNothing>(); },
        {{"forward", Verdict::vacuous, -1, "", {"nothing was compared"}},
         {"memory", Verdict::vacuous},
         {"repeat", Verdict::vacuous}},
-       forward_only(), false, 1, "mapping_copy tp=2 tokens=3 hidden=5"},
+       forward_only(),
+       false,
+       1,
+       "mapping_copy tp=2 tokens=3 hidden=5"},
       // Zero times anything is zero: no derivative says that a gradient is right.
-      {"no_derivative", "planted_zeros tp=2 tokens=3 hidden=5 fill=normal", [] { return pair(zero, zero); },
+      {"no_derivative",
+       "planted_zeros tp=2 tokens=3 hidden=5 fill=normal",
+       [] { return pair(zero, zero); },
        {{"gradcheck", Verdict::vacuous, -1, "", {"x: differences at the rounding floor"}}},
-       {}, false, 1, "mapping_copy tp=2 tokens=3 hidden=5 fill=normal"},
-      {"calls_the_reference", "mapping_reduce tp=8 dtype=f32 fill=normal",
+       {},
+       false,
+       1,
+       "mapping_copy tp=2 tokens=3 hidden=5 fill=normal"},
+      {"calls_the_reference",
+       "mapping_reduce tp=8 dtype=f32 fill=normal",
        forward(calls_the_reference),
        {{"forward", Verdict::vacuous, -1, "", {"calls the reference"}}}},
   };

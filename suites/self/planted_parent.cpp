@@ -34,7 +34,8 @@ std::string refused(const Alter& alter, const std::vector<std::string>& words) {
   const Children children;
   try {
     const Judged j = judge(line_of(small, ""), {"forward"}, main);
-    return fmt::format("expected no judgement, met forward {}", name(j.result.checks.at(0).verdict));
+    return fmt::format("expected no judgement, met forward {}",
+                       name(j.result.checks.at(0).verdict));
   } catch (const Infrastructure& e) {
     if (std::string wrong = missing(e.what(), words); !wrong.empty()) return wrong;
   }
@@ -121,7 +122,8 @@ std::string wrong_from_the_second_forward_on() {
   const Case line = line_of("mapping_reduce tp=2 tokens=4 hidden=6 fault=skip@forward.tp.2", "");
   const Judged j = judge(line, {"forward", "ledger", "accumulate"});
   for (const char* passes : {"forward", "ledger"})
-    if (const std::string wrong = differs(j, {passes, Verdict::passed}); !wrong.empty()) return wrong;
+    if (const std::string wrong = differs(j, {passes, Verdict::passed}); !wrong.empty())
+      return wrong;
   return differs(j, {"accumulate", Verdict::failed, -1, "", {"F1", "wrong the second"}});
 }
 
@@ -138,7 +140,8 @@ std::string empty_selection() {
   Report report;
   report.complete = true;
   const int code = exit_code(report);
-  return code == 3 ? "" : fmt::format("expected exit 3 of a run in which nothing ran, met {}", code);
+  return code == 3 ? ""
+                   : fmt::format("expected exit 3 of a run in which nothing ran, met {}", code);
 }
 
 // --- bounds
@@ -154,7 +157,8 @@ void scaled_by_24u(Rank& rank, const View& in, const View& out) {
 
 // The sum with `times` the size of terms that a bound is computed from, and the control: a bound of
 // (3 times + 1) u in place of 4u.
-void add_with_bound(Registry& r, const std::string& contract, double times, const Map& subject = reduced) {
+void add_with_bound(Registry& r, const std::string& contract, double times,
+                    const Map& subject = reduced) {
   Contract c = registry().contract("mapping_reduce");
   c.name = contract;
   c.family = "planted";
@@ -197,14 +201,16 @@ std::string bound_ten_times_too_wide() {
   if (report.controls[1].outcome != ControlResult::escaped || exit_code(report) != 3)
     return "wide bound: expected escaped and exit 3, met\n" + table;
   if (std::string wrong = missing(table, {"ESCAPED", "wide tp=2"}); !wrong.empty()) return wrong;
-  if (std::string wrong = missing(closing(report), {"forward of planted does not see off_by_24u"}); !wrong.empty()) return wrong;
+  if (std::string wrong = missing(closing(report), {"forward of planted does not see off_by_24u"});
+      !wrong.empty())
+    return wrong;
   report.controls.pop_back();
   const int code = exit_code(report);
   return code == 0 ? "" : fmt::format("right bound alone: expected exit 0, met {}", code);
 }
 
-// A subject that is wrong on a control's witness, which no case holds: its control is not judged, and
-// the run fails for what failed.
+// A subject that is wrong on a control's witness, which no case holds: its control is not judged,
+// and the run fails for what failed.
 std::string failing_twin() {
   Registry r;
   add_with_bound(r, "right", 1, scaled_by_24u);
@@ -212,13 +218,14 @@ std::string failing_twin() {
   if (report.controls.size() != 1 || report.controls[0].outcome != ControlResult::unjudged)
     return "expected one control that is not judged, met\n" + controls_table(report);
   if (report.cases.size() != 1 || report.cases[0].line != "right tp=2 dtype=f32 fill=normal")
-    return fmt::format("expected the failing twin among the cases once, met {} cases", report.cases.size());
+    return fmt::format("expected the failing twin among the cases once, met {} cases",
+                       report.cases.size());
   const int code = exit_code(report);
   return code == 1 ? "" : fmt::format("expected exit 1, met {}: {}", code, closing(report));
 }
 
-// An error of one and a half bounds is seen, one of half a bound is not. The bound in closed form: two
-// f32 values are added, with at most 3u of |x0| + |x1|, and stored, with u of the sum.
+// An error of one and a half bounds is seen, one of half a bound is not. The bound in closed form:
+// two f32 values are added, with at most 3u of |x0| + |x1|, and stored, with u of the sum.
 Map off_by_bounds(double bounds, bool everywhere) {
   return [=](Rank& rank, const View& in, const View& out) {
     const View both = rank.workspace(in.dtype, {2, in.elements()});
@@ -226,7 +233,8 @@ Map off_by_bounds(double bounds, bool everywhere) {
     const std::vector<double> x = to_doubles(both);
     const size_t n = x.size() / 2;
     for (size_t i = 0; i < n; ++i) {
-      const double sum = x[i] + x[n + i], bound = 0x1p-24 * (3 * (std::abs(x[i]) + std::abs(x[n + i])) + std::abs(sum));
+      const double sum = x[i] + x[n + i],
+                   bound = 0x1p-24 * (3 * (std::abs(x[i]) + std::abs(x[n + i])) + std::abs(sum));
       store(out.flat(int64_t(i)), out.dtype, sum + (everywhere || i == 7 ? bounds * bound : 0));
     }
   };
@@ -243,9 +251,12 @@ std::string bound_twice_as_wide() {
     const Case c = parse(contract + line, r);
     return runner.run(c, {"forward"}, lane_of(c));
   };
-  if (std::string wrong = differs(verdict("over"), {"forward", Verdict::failed, -1, "y[1,2]", {"one element"}}); !wrong.empty())
+  if (std::string wrong =
+          differs(verdict("over"), {"forward", Verdict::failed, -1, "y[1,2]", {"one element"}});
+      !wrong.empty())
     return "1.5 bounds: " + wrong;
-  if (std::string wrong = differs(verdict("under"), {"forward", Verdict::passed}); !wrong.empty()) return "0.5 bounds: " + wrong;
+  if (std::string wrong = differs(verdict("under"), {"forward", Verdict::passed}); !wrong.empty())
+    return "0.5 bounds: " + wrong;
   return "";
 }
 

@@ -59,9 +59,7 @@ void in_own_order(Rank& rank, const View& in, const View& out) {
 }
 
 // One element past the end, into the guard.
-void beyond_its_end(const View& out) {
-  store(out.data + out.bytes(), out.dtype, 7);
-}
+void beyond_its_end(const View& out) { store(out.data + out.bytes(), out.dtype, 7); }
 
 void into_the_argument(Rank& rank, const View& in, const View& out) {
   reduced(rank, in, out);
@@ -92,45 +90,74 @@ std::vector<Plant> values() {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const std::string small = "mapping_reduce tp=4 tokens=3 hidden=5";
   std::vector<Plant> list{
-      {"nan", small, forward(spoilt(reduced, 2, element(7, nan))),
+      {"nan",
+       small,
+       forward(spoilt(reduced, 2, element(7, nan))),
        {{"forward", Verdict::failed, 2, "y[1,2]", {"NaN"}}, {"replica", Verdict::failed, 2}}},
-      {"nan_within_bounds", small + " fill=normal",
+      {"nan_within_bounds",
+       small + " fill=normal",
        forward(spoilt(reduced, 0, element(0, nan))),
        {{"forward", Verdict::failed, 0, "y[0,0]", {"NaN"}}}},
-      {"infinity", small + " fill=normal", forward(spoilt(reduced, 1, element(14, -infinity))),
+      {"infinity",
+       small + " fill=normal",
+       forward(spoilt(reduced, 1, element(14, -infinity))),
        {{"forward", Verdict::failed, 1, "y[2,4]"}}},
       // Sums of four bf16 integers of [-64, 64] often cancel; equal as a value, and on all ranks.
-      {"negative_zero", "mapping_reduce tp=4 dtype=bf16",
+      {"negative_zero",
+       "mapping_reduce tp=4 dtype=bf16",
        forward(with_negative_zeros(reduced)),
        {{"forward", Verdict::passed}, {"replica", Verdict::passed}, {"memory", Verdict::passed}},
-       forward_only(), false, 1, "", holds_a_negative_zero},
-      {"one_in_a_million", "mapping_gather tp=2 tokens=1000 hidden=1000 dtype=f32",
+       forward_only(),
+       false,
+       1,
+       "",
+       holds_a_negative_zero},
+      {"one_in_a_million",
+       "mapping_gather tp=2 tokens=1000 hidden=1000 dtype=f32",
        forward(spoilt(gathered, 1, [](const View& y) { add_one(y, 123456); })),
        {{"forward", Verdict::failed, 1, "y[123,456]", {"one element"}}},
-       forward_only(), false, 1, "mapping_gather tp=2 tokens=4 hidden=6 dtype=f32"},
-      {"last_rank_only", small,
+       forward_only(),
+       false,
+       1,
+       "mapping_gather tp=2 tokens=4 hidden=6 dtype=f32"},
+      {"last_rank_only",
+       small,
        forward(spoilt(reduced, 3, [](const View& y) { add_one(y, 14); })),
        {{"forward", Verdict::failed, 3, "y[2,4]"}, {"replica", Verdict::failed, 3}}},
-      {"own_order_on_integers", small, forward(in_own_order),
+      {"own_order_on_integers",
+       small,
+       forward(in_own_order),
        {{"replica", Verdict::failed, -1, "", {"in 'replica:normal'"}},
         {"forward", Verdict::passed}}},
-      {"unwritten", small, forward(on_rank(1, without_its_last_element, reduced)),
+      {"unwritten",
+       small,
+       forward(on_rank(1, without_its_last_element, reduced)),
        {{"memory", Verdict::failed, 1, "y[2,4]", {"1 element never written"}},
         {"forward", Verdict::failed, 1, "y[2,4]"}}},
-      {"guard_written", small, forward(spoilt(reduced, 2, beyond_its_end)),
+      {"guard_written",
+       small,
+       forward(spoilt(reduced, 2, beyond_its_end)),
        {{"memory", Verdict::failed, 2, "", {"guard zone after", "y"}},
         {"forward", Verdict::passed}}},
-      {"workspace_guard_written", small, forward(on_rank(2, beyond_a_workspace, reduced)),
+      {"workspace_guard_written",
+       small,
+       forward(on_rank(2, beyond_a_workspace, reduced)),
        {{"memory", Verdict::failed, 2, "", {"guard zone after", "workspace"}},
         {"forward", Verdict::passed}}},
-      {"argument_written", small, forward(on_rank(1, into_the_argument, reduced)),
+      {"argument_written",
+       small,
+       forward(on_rank(1, into_the_argument, reduced)),
        {{"memory", Verdict::failed, 1, "x[tp=1][0,4]", {"argument"}},
         {"forward", Verdict::passed}}},
-      {"rounding_mode_changed", small, forward(on_rank(3, rounds_upward, reduced)),
+      {"rounding_mode_changed",
+       small,
+       forward(on_rank(3, rounds_upward, reduced)),
        {{"memory", Verdict::failed, 3, "", {"rounding mode changed"}}}},
   };
 #if defined(__x86_64__)
-  list.push_back({"flush_to_zero", small, forward(on_rank(1, flushes_to_zero, reduced)),
+  list.push_back({"flush_to_zero",
+                  small,
+                  forward(on_rank(1, flushes_to_zero, reduced)),
                   {{"memory", Verdict::failed, 1, "", {"flush-to-zero switched on"}}}});
 #endif
   return list;

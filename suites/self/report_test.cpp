@@ -280,7 +280,8 @@ TEST(ExitCode, AnUnfitJudgeBlamesNobody) {
   EXPECT_EQ(exit_code(report_of({healthy()}, {with(ControlResult::equivalent)})), 0);
 }
 
-// What a wrong subject leaves unjudged says nothing about the judge; without a failure it needs one.
+// What a wrong subject leaves unjudged says nothing about the judge; without a failure it needs
+// one.
 TEST(ExitCode, AControlWithoutAHealthyTwinIsExplainedByTheFailure) {
   const auto unjudged = with(ControlResult::unjudged);
   EXPECT_EQ(exit_code(report_of({with(Verdict::failed)}, {caught(), unjudged})), 1);
@@ -347,7 +348,8 @@ TEST(Reports, OfARunThatDidNotEndSayIt) {
   EXPECT_FALSE(contains(report_json(r) + junit_xml(r) + summary_markdown(r) + closing(r), said));
   r.complete = false;
   EXPECT_TRUE(contains(report_json(r), "\"reasons\": [\"" + said + "\"]")) << report_json(r);
-  EXPECT_TRUE(contains(junit_xml(r), "<failure type=\"incomplete\" message=\"" + said + "\"")) << junit_xml(r);
+  EXPECT_TRUE(contains(junit_xml(r), "<failure type=\"incomplete\" message=\"" + said + "\""))
+      << junit_xml(r);
   EXPECT_TRUE(contains(summary_markdown(r), "in 1 of 1 case; " + said)) << summary_markdown(r);
   EXPECT_TRUE(contains(closing(r), said));
 }
@@ -394,7 +396,8 @@ TEST(Block, AFailureSaysWhereWhatItMeansAndHowToReplay) {
 // rhs/lhs = 1/p with right gradients: it is the forward that has the operand p times.
 TEST(Block, RightGradientsPutTheBlameOnTheForward) {
   CaseResult c = healthy();
-  CheckResult forward = check("forward", Verdict::failed, inf, true), adjoint = check("adjoint", Verdict::failed, inf, true);
+  CheckResult forward = check("forward", Verdict::failed, inf, true),
+              adjoint = check("adjoint", Verdict::failed, inf, true);
   forward.findings = {Finding{}};
   forward.findings[0].tensor = "forward of y";
   Finding f;
@@ -402,9 +405,13 @@ TEST(Block, RightGradientsPutTheBlameOnTheForward) {
   f.means = "a reduction is missing, or a mean stands in place of a sum";
   adjoint.findings = {f};
   c.checks = {forward, check("gradient", Verdict::passed), adjoint};
-  EXPECT_TRUE(contains(block(c, "p"), "means      the gradients are right, and the forward counts b 4 times: ")) << block(c, "p");
+  EXPECT_TRUE(contains(block(c, "p"),
+                       "means      the gradients are right, and the forward counts b 4 times: "))
+      << block(c, "p");
   c.checks[2].findings[0].want = 3.003;
-  EXPECT_TRUE(contains(block(c, "p"), "means      the gradients are right: what the forward computes is not")) << block(c, "p");
+  EXPECT_TRUE(contains(block(c, "p"),
+                       "means      the gradients are right: what the forward computes is not"))
+      << block(c, "p");
   c.checks[1].verdict = Verdict::failed;
   EXPECT_TRUE(contains(block(c, "p"), "means      a reduction is missing")) << block(c, "p");
 }
@@ -479,8 +486,7 @@ TEST(Printable, CutsLongWordsOfAMessageAndSaysHowLongTheyAre) {
   for (int i = 0; i < 20000; ++i) list += ",1";
   EXPECT_EQ(telling::with_long_words_cut("met " + list + "; write"),
             "met " + list.substr(0, 60) + "... (20001 entries); write");
-  EXPECT_EQ(telling::with_long_words_cut(letters),
-            std::string(60, 'x') + "... (201 characters)");
+  EXPECT_EQ(telling::with_long_words_cut(letters), std::string(60, 'x') + "... (201 characters)");
   for (const std::string& whole : {letters.substr(1), path, std::string(" a  b "), std::string()})
     EXPECT_EQ(telling::with_long_words_cut(whole), whole);
 }
@@ -638,8 +644,11 @@ TEST(Closing, ControlsAloneAreSaidToBeAllThatWasJudged) {
 
 TEST(Closing, WhatIsNotDueOfAContractIsOneLine) {
   Report r = report_of({healthy()});
-  r.not_due = {"clip: gradient, accumulate", "clip: gradient, gradcheck, accumulate", "clip: heads"};
-  EXPECT_TRUE(contains(closing(r), "\nnot due    clip: gradient, accumulate (2 times), gradcheck, heads\n")) << closing(r);
+  r.not_due = {"clip: gradient, accumulate", "clip: gradient, gradcheck, accumulate",
+               "clip: heads"};
+  EXPECT_TRUE(
+      contains(closing(r), "\nnot due    clip: gradient, accumulate (2 times), gradcheck, heads\n"))
+      << closing(r);
 }
 
 TEST(Closing, WhatIsNotDueIsCounted) {
@@ -977,8 +986,8 @@ TEST(Github, EscapesWhatWouldEndAnAnnotation) {
   c.checks[1].findings[0].numeric = false;
   c.checks[1].findings[0].message = "100%\r\n::error::forged";
   const std::string text = github_annotations(report_of({c}), "");
-  EXPECT_TRUE(
-      text.starts_with("::error title=a%2Cb%3Ac%25d\\x0d%0A%3A%3Awarning%3A%3Ax%3A gradient failed::"))
+  EXPECT_TRUE(text.starts_with(
+      "::error title=a%2Cb%3Ac%25d\\x0d%0A%3A%3Awarning%3A%3Ax%3A gradient failed::"))
       << text;
   EXPECT_TRUE(contains(text, "100%25\\x0d%0A           ::error::forged   7 of 7")) << text;
   EXPECT_EQ(occurrences(text, "\n"), 1u);

@@ -6,9 +6,9 @@
 //   shardproof_families --gtest_filter='linear.mpi.*'             any others
 //   shardproof_families --ctest                                   the entries, in CMake's language
 //
-// Exit codes are this process's own decision: 77, which ctest shows as skipped, only where the build
-// has no such transport; a selection of nothing, and a number of tests that is not the number of
-// cases that were due, are failures.
+// Exit codes are this process's own decision: 77, which ctest shows as skipped, only where the
+// build has no such transport; a selection of nothing, and a number of tests that is not the number
+// of cases that were due, are failures.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -118,10 +118,9 @@ class CaseTest : public testing::Test {
   CaseTest(Runner& runner, const Due& due) : runner_(runner), due_(due) {}
   void TestBody() override {
     const CaseResult result = runner_.run(due_.line, due_.checks, due_.lane).result;
-    const bool passed = !result.checks.empty() &&
-                        std::all_of(result.checks.begin(), result.checks.end(), [](auto& c) {
-                          return c.verdict == Verdict::passed;
-                        });
+    const bool passed =
+        !result.checks.empty() && std::all_of(result.checks.begin(), result.checks.end(),
+                                              [](auto& c) { return c.verdict == Verdict::passed; });
     EXPECT_TRUE(passed) << block(result, command_beside());
   }
 
@@ -158,7 +157,8 @@ int run_tests(size_t due) {
 int run_entry(const std::string& name, const std::string& tier, const Registry& registry) {
   const auto entry = entry_from(name);
   if (!entry) {
-    fmt::print(stderr, "--lane: expected FAMILY.TRANSPORT.npN, met '{}'; --ctest prints all\n", name);
+    fmt::print(stderr, "--lane: expected FAMILY.TRANSPORT.npN, met '{}'; --ctest prints all\n",
+               name);
     return 2;
   }
   const std::string missing = reason_unavailable(entry->transport, "host");

@@ -16,7 +16,7 @@ int enqueue_when(void* stream, std::function<bool()> work);
 std::byte* reach(const void* device, size_t bytes);
 inline constexpr size_t without_pages = size_t(1) << 30;
 int allocate(void** memory, size_t bytes);
-void discard(void* memory);  // at once; for work that is being done
+void discard(void* memory);             // at once; for work that is being done
 int order(void* later, void* earlier);  // streams
 int synchronise(void* stream);
 int fill(void* to, int byte, size_t bytes, void* stream);
