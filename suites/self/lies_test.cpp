@@ -298,7 +298,8 @@ std::vector<int> processes_with(const std::string& text) {
     const int pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0 || pid == getpid()) continue;
     std::ifstream in(entry.path() / "cmdline");
-    const std::string line((std::istreambuf_iterator<char>(in)), {});
+    std::string line;  // cut short where the process ends meanwhile
+    std::getline(in, line);
     if (holds(line, text)) found.push_back(pid);
   }
   return found;
