@@ -107,7 +107,8 @@ CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64
     const In row = logits.subspan(t * size_t(classes), size_t(classes));
     const RowSums s(row);
     const double L = s.log_sum(), q = row[size_t(labels[t])] - s.greatest;
-    // E: exp magnifies the rounding of z - m; its own error, and K - 1 additions in any order.
+    // E: exp magnifies the rounding of z - m; its own error, and K - 1 additions in any order,
+    // which err by (K - 1) u of the sum at most, without higher terms (Jeannerod and Rump, 2013).
     double of_terms = K * tiny;
     for (double z : row) of_terms += error_of_exp(s.greatest - z, u, 0) / s.exps;
     const double of_sum = (function_ulps + K) * u, of_E = of_terms + of_sum + of_terms * of_sum;

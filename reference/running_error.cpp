@@ -26,12 +26,11 @@ struct Row {
 
 // x - mean(x), or x itself. `own` is what the computed mean is off by rounding.
 //
-//   one sum          gamma_(n+1) mean |x|
-//   means are merged each merge of n_m values rounds by (3 max|x| + 4 range) u at most, in either
-//   form
-//                    M_A + (M_B - M_A) n_B/n_m and M_A n_A/n_m + M_B n_B/n_m, and enters the mean
-//                    of n with the weight n_m/n; over a tree of n leaves sum n_m <= n (n + 1)/2,
-//                    which a chain attains
+//   one sum       gamma_(n+1) mean |x|
+//   merged means  each merge of n_m values rounds by (3 max|x| + 4 range) u at most, be it
+//                 M_A + (M_B - M_A) n_B/n_m or M_A n_A/n_m + M_B n_B/n_m, and enters the mean of n
+//                 with the weight n_m/n; over a tree of n leaves sum n_m < n (n + 1)/2, which a
+//                 chain comes closest to
 Uncertain centre(const NormShape& s, const Uncertain& x, size_t first, double u, double& own) {
   const size_t n = size_t(s.width);
   double mean = 0, error = 0, magnitude = 0, most = 0, low = x.value[first], high = low, off = 0;

@@ -1,4 +1,4 @@
-// Broken twins of the norm: those of sums.hpp, and one of its own.
+// Broken twins of the norm: those of sums.hpp, and its own.
 #include <algorithm>
 #include <cmath>
 
