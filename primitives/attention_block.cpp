@@ -1,6 +1,7 @@
 #include "primitives/attention_block.hpp"
 
 #include "primitives/gemm.hpp"
+#include "primitives/line.hpp"
 #include "primitives/rotary_context.hpp"
 
 namespace shardproof::primitives {
@@ -67,11 +68,7 @@ std::vector<Axis> axes_of_copies(const Case& line) {
 }
 
 std::vector<Axis> axes_of_weights(const Case& line) {
-  std::vector<Axis> axes;
-  if (line.text("reduce") == "tp") return axes;
-  for (Axis a : {Axis::cp, Axis::dp})
-    if (line.ranks(a) > 1) axes.push_back(a);
-  return axes;
+  return line.text("reduce") == "tp" ? std::vector<Axis>{} : with_ranks(line, {Axis::cp, Axis::dp});
 }
 
 std::optional<Rejected> refused_attention_block(const Case& line) {

@@ -97,10 +97,7 @@ const View& ExpertAlltoall::way_back(const ExpertSaved& saved, bool) const {
 bool ExpertAlltoall::takes_part(const ExpertSaved&) const { return true; }
 
 std::vector<Axis> ExpertAlltoall::summed_over(const Case& line) const {
-  std::vector<Axis> axes;
-  for (Axis axis : {Axis::cp, Axis::dp})
-    if (line.ranks(axis) > 1) axes.push_back(axis);
-  return axes;
+  return with_ranks(line, {Axis::cp, Axis::dp});
 }
 
 void ExpertAlltoall::sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) {

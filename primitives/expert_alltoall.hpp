@@ -24,18 +24,10 @@
 #include <memory>
 #include <vector>
 
+#include "primitives/expert_line.hpp"
 #include "primitives/replicated.hpp"
 
 namespace shardproof::primitives {
-
-std::optional<Rejected> refused_experts(const Case&);
-
-struct ExpertLine {
-  std::vector<Axis> axes;  // of the expert group
-  int64_t experts, choices, capacity;
-  bool replicated;  // tokens, over tp
-  explicit ExpertLine(const Case&);
-};
 
 struct ExpertPlace {
   int64_t member, own;  // of the expert group; number among that member's experts

@@ -14,17 +14,6 @@ struct BalanceSaved : Saved {
 
 }  // namespace
 
-std::optional<Rejected> refused_balance(const Case& line) {
-  const int64_t ranks = int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp) *
-                        line.ranks(Axis::ep) * (line.on("sp") ? line.ranks(Axis::tp) : 1);
-  return first_refusal(when(line.ranks(Axis::pp) > 1, "the axes tp, cp, ep and dp only",
-                            said(line, "pp"), "there is no pipeline axis here: leave pp at 1"),
-                       undivided(line, "tokens", ranks, line.on("sp") ? "dp*cp*ep*tp" : "dp*cp*ep"),
-                       when(line.at("topk") > line.at("experts"), "topk of at most experts",
-                            said(line, "topk") + " " + said(line, "experts"),
-                            "a token chooses an expert once: take fewer choices"));
-}
-
 std::vector<int64_t> ExpertBalance::own_counts(const std::vector<int64_t>& chosen, int64_t experts,
                                                int64_t) const {
   std::vector<int64_t> n(static_cast<size_t>(experts));
@@ -33,10 +22,8 @@ std::vector<int64_t> ExpertBalance::own_counts(const std::vector<int64_t>& chose
 }
 
 std::vector<Axis> ExpertBalance::summed_over(const Case& line) const {
-  std::vector<Axis> axes;
-  for (Axis axis : {Axis::tp, Axis::cp, Axis::ep, Axis::dp})
-    if (line.ranks(axis) > 1 && (axis != Axis::tp || line.on("sp"))) axes.push_back(axis);
-  return axes;
+  return line.on("sp") ? with_ranks(line, {Axis::tp, Axis::cp, Axis::ep, Axis::dp})
+                       : with_ranks(line, {Axis::cp, Axis::ep, Axis::dp});
 }
 
 void ExpertBalance::sum_counts(Rank& rank, Communicator& group, const View& own,

@@ -11,11 +11,10 @@
 #include <memory>
 #include <vector>
 
+#include "primitives/expert_line.hpp"
 #include "primitives/work.hpp"
 
 namespace shardproof::primitives {
-
-std::optional<Rejected> refused_balance(const Case&);
 
 class ExpertBalance : public Kernel {
  public:

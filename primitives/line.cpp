@@ -26,6 +26,13 @@ Refusal when(bool met, std::string expected, std::string what, std::string advic
   return Rejected(std::move(expected), std::move(what), std::move(advice));
 }
 
+std::vector<Axis> with_ranks(const Case& line, std::initializer_list<Axis> axes) {
+  std::vector<Axis> found;
+  for (Axis a : axes)
+    if (line.ranks(a) > 1) found.push_back(a);
+  return found;
+}
+
 Refusal undivided(const Case& line, const char* key, int64_t divisor, const std::string& by) {
   return when(line.at(key) % divisor != 0,
               std::string(key) + " divisible by " + by + " = " + std::to_string(divisor),
@@ -33,10 +40,13 @@ Refusal undivided(const Case& line, const char* key, int64_t divisor, const std:
 }
 
 Refusal countable(const Case& line, const char* first, const char* second) {
-  const int64_t most = std::numeric_limits<int32_t>::max(), n = line.at(first) * line.at(second);
-  return when(n > most, "element counts up to 2147483647, the range of MPI's int",
-              said(line, first) + " " + said(line, second) + ", " + std::to_string(n) + " elements",
-              "choose smaller extents");
+  return countable(said(line, first) + " " + said(line, second), line.at(first) * line.at(second));
+}
+
+Refusal countable(const std::string& what, int64_t n) {
+  return when(n > std::numeric_limits<int32_t>::max(),
+              "element counts up to 2147483647, the range of MPI's int",
+              what + ", " + std::to_string(n) + " elements", "choose smaller extents");
 }
 
 Refusal other_axes(const Case& line) {

@@ -3,8 +3,10 @@
 // first call.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "oracle/subject.hpp"
 
@@ -18,13 +20,17 @@ bool in_single(const Case&);  // in f32
 
 std::string said(const Case&, const char* key);  // "tp=4"; "tp=" where the contract has no such key
 
+// Of these axes, in this order, those that have ranks.
+std::vector<Axis> with_ranks(const Case&, std::initializer_list<Axis>);
+
 using Refusal = std::optional<Rejected>;
 
 Refusal when(bool met, std::string expected, std::string what, std::string advice);
 // Unless the divisor, which is called `by`, divides the extent of a key.
 Refusal undivided(const Case&, const char* key, int64_t divisor, const std::string& by);
-// One call moves at most as many elements as MPI's int counts: a product of two extents.
+// One call moves at most as many elements as MPI's int counts: a product of two extents, or `what`.
 Refusal countable(const Case&, const char* first, const char* second);
+Refusal countable(const std::string& what, int64_t elements);
 Refusal other_axes(const Case&);  // than tp, cp and dp
 // Where tokens, and seq and batch, contradict each other, or dp, cp and (under sp) tp do not cut
 // them: tokens, or seq, dim 0 of [seq, batch, ..].

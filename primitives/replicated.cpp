@@ -1,5 +1,7 @@
 #include "primitives/replicated.hpp"
 
+#include "primitives/line.hpp"
+
 namespace shardproof::primitives {
 namespace {
 
@@ -46,12 +48,10 @@ void coalesced_all_reduce(Parallel& p, const Parts& parts, const std::vector<Axi
 }
 
 std::vector<Axis> axes_of_tokens(const Case& line) {
-  std::vector<Axis> axes;
-  if (line.ranks(Axis::tp) > 1 && line.on("sp")) axes.push_back(Axis::tp);
-  if (line.has("reduce") && line.text("reduce") == "tp") return axes;
-  for (Axis a : {Axis::cp, Axis::dp})
-    if (line.ranks(a) > 1) axes.push_back(a);
-  return axes;
+  const bool all = !line.has("reduce") || line.text("reduce") != "tp";
+  if (line.on("sp"))
+    return all ? with_ranks(line, {Axis::tp, Axis::cp, Axis::dp}) : with_ranks(line, {Axis::tp});
+  return all ? with_ranks(line, {Axis::cp, Axis::dp}) : std::vector<Axis>{};
 }
 
 std::string label_of(const std::vector<Axis>& axes) {

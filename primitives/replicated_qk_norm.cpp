@@ -1,3 +1,4 @@
+#include "primitives/line.hpp"
 #include "primitives/replicated_layers.hpp"
 
 namespace shardproof::primitives {
@@ -11,12 +12,8 @@ struct QkNormSaved : Saved {
 }  // namespace
 
 std::vector<Axis> axes_of_heads(const Case& line) {
-  std::vector<Axis> axes;
-  if (line.ranks(Axis::tp) > 1) axes.push_back(Axis::tp);
-  if (line.text("reduce") == "tp") return axes;
-  for (Axis a : {Axis::cp, Axis::dp})
-    if (line.ranks(a) > 1) axes.push_back(a);
-  return axes;
+  return line.text("reduce") == "tp" ? with_ranks(line, {Axis::tp})
+                                     : with_ranks(line, {Axis::tp, Axis::cp, Axis::dp});
 }
 
 std::vector<Axis> ReplicatedQkNorm::summed_over(const Case& line) const {

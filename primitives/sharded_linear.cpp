@@ -1,26 +1,23 @@
+#include "primitives/sharded.hpp"
+
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <string>
 
 #include "primitives/gemm.hpp"
 #include "primitives/line.hpp"
-#include "primitives/sharded.hpp"
 
 namespace shardproof::primitives {
 
 // ---- What is read from a line
 
 std::vector<Axis> axes_of_shards(const Case& line) {
-  std::vector<Axis> axes;
-  for (Axis a : {Axis::cp, Axis::dp})
-    if (line.ranks(a) > 1 && (a == Axis::cp || line.text("shard") == "all")) axes.push_back(a);
-  return axes;
+  return line.text("shard") == "all" ? with_ranks(line, {Axis::cp, Axis::dp})
+                                     : with_ranks(line, {Axis::cp});
 }
 
 std::vector<Axis> axes_of_shard_copies(const Case& line) {
-  if (line.text("shard") == "all" || line.ranks(Axis::dp) == 1) return {};
-  return {Axis::dp};
+  return line.text("shard") == "all" ? std::vector<Axis>{} : with_ranks(line, {Axis::dp});
 }
 
 namespace {
@@ -34,12 +31,6 @@ std::vector<int64_t> widths_of(const Case& line) {
 
 int64_t rows_of_a_block(int64_t rows, int64_t ranks) { return (rows + ranks - 1) / ranks; }
 
-Refusal countable(const std::string& what, int64_t n) {
-  return when(n > std::numeric_limits<int32_t>::max(),
-              "element counts up to 2147483647, the range of MPI's int",
-              what + " of " + std::to_string(n) + " elements", "choose smaller extents");
-}
-
 }  // namespace
 
 std::optional<Rejected> refused_sharded_linear(const Case& line) {
@@ -50,8 +41,7 @@ std::optional<Rejected> refused_sharded_linear(const Case& line) {
       other_axes(line),
       when(line.ranks(Axis::tp) > 1, "the axes dp and cp only", said(line, "tp"),
            "parameters are cut over dp and cp, not over tp as well: leave tp at 1"),
-      uncut_tokens(line), countable("x", line.at("tokens") * line.at("in")),
-      countable("y", line.at("tokens") * line.at("out")),
+      uncut_tokens(line), countable(line, "tokens", "in"), countable(line, "tokens", "out"),
       countable("all flat shards", ranks * rows_of_a_block(line.at("out"), ranks) *
                                        std::accumulate(widths.begin(), widths.end(), int64_t(0))));
 }

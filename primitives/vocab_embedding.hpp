@@ -1,8 +1,8 @@
 // Vocabulary-parallel embedding: rank r of tp holds rows r V/p .. (r+1) V/p - 1 of W [V,h].
 //
 //   ids [T], below vocab <= V (the rest is padding), on every rank of tp
-//   forward    own rows by id, zeros for ids of other ranks: a partial sum of which one term is not
-//   0
+//   forward    own rows by id, zeros for ids of other ranks: a partial sum with one term that is
+//              not 0
 //     sp=off   all-reduce, y [T,h] on every rank     sp=on  reduce-scatter over tokens, y [T/p,h]
 //   backward   every token's cotangent is added to the row that it named; no call, but under sp=on
 //              one all-gather of the cotangent over tokens
