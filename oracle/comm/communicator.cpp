@@ -90,9 +90,7 @@ int modulo(int64_t a, int p) { return int(((a % p) + p) % p); }
 // ---- preconditions
 
 std::string where(const Call& c) {
-  std::string file = c.file;
-  file.erase(0, file.find_last_of('/') + 1);
-  return std::string(name(c.op)) + " on " + c.group->label + " at " + file + ":" +
+  return std::string(name(c.op)) + " on " + c.group->label + " at " + file_of(c.file) + ":" +
          std::to_string(c.line);
 }
 [[noreturn]] void refuse(const Call& c, const std::string& expected, const std::string& met,

@@ -5,6 +5,7 @@
 //   transport
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <source_location>
 #include <span>
@@ -59,6 +60,10 @@ struct Call {
   const char* file = "";
   int line = 0;  // the call site in the subject
 };
+inline const char* file_of(const char* path) {  // "linear_row.cpp"
+  const char* slash = std::strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
 
 using Stream = void*;  // null on the host
 using Ticket = uint64_t;

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace shardproof {
@@ -23,8 +22,7 @@ std::string members_text(const std::vector<int>& members) {
 }
 
 std::string site_text(const char* file, int line) {
-  const char* slash = std::strrchr(file, '/');
-  return std::string(slash ? slash + 1 : file) + ':' + std::to_string(line);
+  return std::string(file_of(file)) + ':' + std::to_string(line);
 }
 
 namespace {

@@ -14,11 +14,6 @@
 namespace shardproof {
 namespace {
 
-constexpr std::string_view basename_of(std::string_view path) {
-  const size_t slash = path.find_last_of('/');
-  return slash == std::string_view::npos ? path : path.substr(slash + 1);
-}
-
 bool counts_pairwise(Op op) { return op == Op::all_to_all || op == Op::shift; }
 
 // Fields in which two members may not differ.
@@ -127,8 +122,8 @@ Fingerprint fingerprint(const Call& call, const RankState& state, uint32_t seque
   f.root_or_hop = call.root_or_hop;
   f.count = call.count;
   f.recv = recv;
-  const std::string_view file = basename_of(call.file);
-  if (file.empty()) return f;
+  const char* file = file_of(call.file);
+  if (!*file) return f;
   const auto end = fmt::format_to_n(f.site, sizeof(f.site) - 1, "{}:{}", file, call.line);
   *end.out = 0;
   return f;

@@ -16,6 +16,7 @@
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
 #include "oracle/comm/nccl_door.hpp"
+#include "oracle/comm/rank_loop.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/comm/tcp_session.hpp"
 
@@ -155,7 +156,7 @@ class Participant {
  public:
   Participant() : session(open_session()) {
     state.trace = &page()->trace;
-    for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) std::signal(s, on_crash);
+    for (int s : crash_signals) std::signal(s, on_crash);
     std::signal(SIGALRM, on_alarm);
   }
 

@@ -20,6 +20,7 @@
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/rank_loop.hpp"
 
 namespace shardproof {
 namespace {
@@ -158,24 +159,14 @@ class MpiRank {
     RankHost host{session_->rank(), session_->size(), door_.get(), &page_->trace, false, &state_};
     std::vector<std::byte> record;
     std::string text;
-    bool threw = false, harness = false;
-    try {
-      record = run(host, job);
-    } catch (const Infrastructure& e) {
-      threw = harness = true;
-      text = e.what();
-    } catch (const std::exception& e) {
-      threw = true;
-      text = e.what();
-    } catch (...) {
-      threw = true;
-      text = "something that is no std::exception";
-    }
+    uint32_t threw = 0;
+    say_what_is_thrown([&] { record = run(host, job); },
+                       [&](const char* what, uint32_t who) { text = what, threw = who; });
     page_->trace.state = Trace::left;
     page_->working = 0;
     const bool clean = session_->end_job();
     if (threw)
-      send_frame(parent_, {Frame::threw, uint32_t(harness), 0},
+      send_frame(parent_, {Frame::threw, uint32_t(threw == harness_threw), 0},
                  std::as_bytes(std::span(text.data(), text.size())));
     else
       send_frame(parent_, {Frame::record, uint32_t(!clean), 0}, record);
@@ -214,7 +205,7 @@ void watch_for_crashes(MpiPage* page) {
   struct sigaction action {};
   action.sa_sigaction = on_crash;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND;
-  for (int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(s, &action, nullptr);
+  for (int s : crash_signals) ::sigaction(s, &action, nullptr);
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);
 }

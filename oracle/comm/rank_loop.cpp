@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 
@@ -21,7 +20,6 @@
 namespace shardproof {
 namespace {
 
-constexpr int crash_signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 struct sigaction earlier[NSIG];  // a sanitizer's handler, or the default
 thread_local CrashPage* own_crash_page = nullptr;
 std::atomic<int> home_process{0};
@@ -53,11 +51,6 @@ void hand_in(const Arena& arena, int rank, std::span<const std::byte> record) {
   page.record_sum = checksum(record);
 }
 
-void hand_in_text(RankPage& page, const char* what, uint32_t threw = 1) {
-  std::snprintf(page.text, sizeof(page.text), "%s", what);
-  page.threw = threw;
-}
-
 // The rank leaves the job; peers that still wait for it now wait in vain.
 void leave(const Arena& arena, int rank) {
   Locked hold(arena, rank);
@@ -76,15 +69,14 @@ std::atomic<uint32_t> left_by_threads{0};
 
 void run_job(const Arena& arena, uint32_t number, RankHost& host, const RankMain& main) {
   RankPage& page = arena.page(host.rank);
-  try {
-    hand_in(arena, host.rank, main(host, {arena.job(), size_t(arena.head().job_bytes)}));
-  } catch (const Infrastructure& e) {
-    hand_in_text(page, e.what(), harness_threw);
-  } catch (const std::exception& e) {
-    hand_in_text(page, e.what());
-  } catch (...) {
-    hand_in_text(page, "an exception that is not a std::exception");
-  }
+  say_what_is_thrown(
+      [&] {
+        hand_in(arena, host.rank, main(host, {arena.job(), size_t(arena.head().job_bytes)}));
+      },
+      [&](const char* what, uint32_t who) {
+        std::snprintf(page.text, sizeof(page.text), "%s", what);
+        page.threw = who;
+      });
   leave(arena, host.rank);
   left_by_threads.fetch_add(1, std::memory_order_acq_rel);
   // Sequentially consistent with the parent's release and its look at `finished`: one sees the

@@ -1,5 +1,8 @@
 // What a rank does with its life: waits for a job, runs it, hands in the record, waits again.
 #pragma once
+#include <csignal>
+#include <exception>
+
 #include "oracle/comm/arena.hpp"
 #include "oracle/comm/world.hpp"
 
@@ -21,8 +24,23 @@ void become_rank_process(int parent);
 // overflow can be told as well.
 void report_crashes(const Arena&, int rank);
 
-// RankPage::threw where what the rank's harness threw ended the job, and nothing of the subject.
-inline constexpr uint32_t harness_threw = 2;
+// RankPage::threw: what ended the job was thrown by the subject, or by the rank's harness.
+inline constexpr uint32_t subject_threw = 1, harness_threw = 2;
+// Runs `job`; says its words and who threw, where it ends by an exception.
+template <class Job, class Say>
+void say_what_is_thrown(Job job, Say say) {
+  try {
+    job();
+  } catch (const Infrastructure& e) {
+    say(e.what(), harness_threw);
+  } catch (const std::exception& e) {
+    say(e.what(), subject_threw);
+  } catch (...) {
+    say("an exception that is not a std::exception", subject_threw);
+  }
+}
+// Signals by which a crash ends a process.
+inline constexpr int crash_signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 // How a handed-in record is checked.
 uint64_t checksum(std::span<const std::byte>);
 
