@@ -269,9 +269,8 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
 }
 
 bool lets_pass(const CaseResult& c) {
-  return std::all_of(c.checks.begin(), c.checks.end(), [](const CheckResult& check) {
-    return check.verdict == Verdict::passed || check.verdict == Verdict::skipped;
-  });
+  return std::all_of(c.checks.begin(), c.checks.end(),
+                     [](const CheckResult& check) { return telling::lets_pass(check.verdict); });
 }
 
 // A twin that passes: on this line it is no other than the healthy subject, or nothing looked at

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "oracle/joined.hpp"
+#include "oracle/report_parts.hpp"
 #include "oracle/words.hpp"
 
 namespace shardproof::gating {
@@ -98,8 +99,7 @@ const CheckResult* result_of(const CaseResult& result, const std::string& check)
 std::string firing(const CaseResult& result) {
   std::string list;
   for (const CheckResult& c : result.checks)
-    if (c.verdict != Verdict::passed && c.verdict != Verdict::skipped)
-      list += (list.empty() ? "" : ",") + c.check;
+    if (!telling::lets_pass(c.verdict)) list += (list.empty() ? "" : ",") + c.check;
   return list;
 }
 

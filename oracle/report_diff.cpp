@@ -16,11 +16,11 @@ namespace shardproof {
 
 namespace {
 
+using telling::lets_pass;
+
 constexpr double much = 3;  // a ratio that grew by less is noise
 
 using Key = std::pair<std::string, std::string>;  // line, check or control
-
-bool lets_pass(const std::string& verdict) { return verdict == "passed" || verdict == "skipped"; }
 
 // The worse of two entries of one key: a report may hold a line twice.
 int badness(const EarlierCheck& c) {

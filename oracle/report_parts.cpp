@@ -76,6 +76,9 @@ const CheckResult* headline(const CaseResult& c) {
 }
 
 bool lets_pass(Verdict v) { return v == Verdict::passed || v == Verdict::skipped; }
+bool lets_pass(const std::string& verdict) {
+  return verdict == name(Verdict::passed) || verdict == name(Verdict::skipped);
+}
 
 std::vector<Family> families(const Report& report) {
   std::vector<Family> all;

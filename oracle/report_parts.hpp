@@ -26,7 +26,8 @@ bool is_numeric(const CheckResult&);  // it compared values: a ratio or an exact
 // The check that opens the block of a case: crashed, hung, failed, vacuous, untested, skipped,
 // passed, the first of its kind. Null where the case has no check.
 const CheckResult* headline(const CaseResult&);
-bool lets_pass(Verdict);  // passed or skipped
+bool lets_pass(Verdict);                     // passed or skipped
+bool lets_pass(const std::string& verdict);  // the same by its name
 
 // block() of a case, opened by the check that is given.
 std::string block_about(const CaseResult&, const CheckResult& first, const std::string& program);

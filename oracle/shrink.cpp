@@ -26,8 +26,6 @@ namespace shardproof {
 
 namespace {
 
-bool passes(Verdict v) { return v == Verdict::passed || v == Verdict::skipped; }
-
 // "rank 3 killed by signal 11 in forward, call 2 ...": how it died, not where it stood.
 std::string way_to_die(const std::string& message) {
   return class_of(message.substr(0, message.find(" in ")));
@@ -74,7 +72,7 @@ std::string class_of(const std::string& pattern) {
 
 std::optional<Symptom> symptom_of(const CaseResult& result) {
   const CheckResult* first = telling::headline(result);
-  if (!first || passes(first->verdict)) return {};
+  if (!first || telling::lets_pass(first->verdict)) return {};
   if (first->findings.empty())
     return Symptom{first->check, "", class_of(first->note), first->verdict};
   return symptom(*first, first->findings[0]);
