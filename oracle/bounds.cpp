@@ -216,8 +216,7 @@ Precision precision_of(const Case& line, const Declared& declared) {
 
 Precision precision_of_result(const Evidence& e, const Operand& o, bool gradient) {
   Precision p = precision_in(*e.line, e.declared, e.dtype_of(o));
-  if (gradient && o.role == Operand::parameter)
-    if (const auto grad = keyed_dtype(*e.line, "grad")) p.u_out = unit_roundoff(*grad);
+  p.u_out = unit_roundoff(stored_type(*e.line, o, gradient));
   return p;
 }
 

@@ -27,6 +27,8 @@ struct Operand {
   // index: the whole of it follows from the seed of a feed by a rule of the family (a routing)
   std::function<std::vector<double>(uint64_t seed)> made = nullptr;
 };
+// In which an operand, or its gradient, is stored: grad= says it of a parameter's gradient.
+DType stored_type(const Case&, const Operand&, bool gradient = false);
 
 // A whole tensor in double, row-major. Inputs are stacked over P and V axes (whole_shape); results
 // are what they denote (denoted_shape).

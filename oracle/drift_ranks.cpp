@@ -35,10 +35,6 @@ Whole from_stream(const Case& line, const Operand& o, const Mesh& mesh, const st
   return w;
 }
 
-DType storage_of(const Case& line, const Operand& o) {
-  return o.fixed_dtype ? o.dtype_override : line.dtype();
-}
-
 struct LineAndLedger {
   Case stepped;
   LedgerDoor ledger;
@@ -145,7 +141,7 @@ class Trainer {
     std::vector<Buffer> buffers;
     for (const Tensor& t : inputs_)
       if (t.operand.role == Operand::parameter)
-        buffers.emplace_back(storage_of(line_, t.operand), t.local);
+        buffers.emplace_back(stored_type(line_, t.operand), t.local);
     rank_.begin(line_, Phase::init);
     const bool own = kernel.init(rank_, views(buffers));
     rank_.begin(line_, Phase::harness);
@@ -212,7 +208,7 @@ class Trainer {
         std::vector<Buffer> inputs, outputs;
         for (const Tensor& t : inputs_) inputs.push_back(input_of_look(look, t, number));
         for (const Tensor& t : outputs_)
-          outputs.emplace_back(storage_of(line_, t.operand), t.local);
+          outputs.emplace_back(stored_type(line_, t.operand), t.local);
         rank_.begin(line, Phase::forward);
         kernel.forward(rank_, views(inputs), views(outputs));
         rank_.begin(line_, Phase::harness);
@@ -234,18 +230,15 @@ class Trainer {
     std::vector<Buffer> buffers(inputs_.size());
     for (const Tensor& t : inputs_) {
       if (t.operand.role == Operand::index || !t.operand.gradient) continue;
-      DType type = storage_of(line_, t.operand);
-      const bool parameter = t.operand.role == Operand::parameter;
-      if (parameter && line_.has("grad")) type = dtype_from(line_.text("grad")).value_or(type);
-      buffers[size_t(t.number)] = Buffer(type, t.local);
-      if (parameter && rank_.accumulates())
+      buffers[size_t(t.number)] = Buffer(stored_type(line_, t.operand, /*gradient=*/true), t.local);
+      if (t.operand.role == Operand::parameter && rank_.accumulates())
         fill_from(buffers[size_t(t.number)].view(), std::vector<double>(t.indices.size()));
     }
     return buffers;
   }
 
   Buffer filled(const Tensor& t, std::span<const double> values) const {
-    Buffer b(storage_of(line_, t.operand), t.local);
+    Buffer b(stored_type(line_, t.operand), t.local);
     fill_from(b.view(), values);
     return b;
   }
@@ -268,7 +261,7 @@ class Trainer {
       inputs.push_back(t.operand.role == Operand::parameter
                            ? filled(t, parameters_[t.number])
                            : filled(t, own(t, input_of(line_, t.operand, mesh_, number, m))));
-    for (const Tensor& t : outputs_) outputs.emplace_back(storage_of(line_, t.operand), t.local);
+    for (const Tensor& t : outputs_) outputs.emplace_back(stored_type(line_, t.operand), t.local);
     rank_.begin(line, Phase::forward);
     const auto saved = kernel.forward(rank_, views(inputs), views(outputs));
     for (size_t k = 0; k < outputs_.size(); ++k) {
@@ -322,7 +315,7 @@ class Trainer {
     bool flip = fault_ == "replica_bit_flip" && me_ == mesh_.world() - 1;
     for (const Tensor* t : trained()) {
       std::vector<double>& p = parameters_[t->number];
-      const DType storage = storage_of(line_, t->operand);
+      const DType storage = stored_type(line_, t->operand);
       optimizer_.step(t->number, p, to_doubles(gradients[size_t(t->number)].view()), storage);
       Buffer b = filled(*t, p);
       if (flip && !p.empty()) {  // the lowest bit of one element, as a memory fault leaves it
@@ -406,7 +399,7 @@ Case line_of(const Case& line, int64_t step, int64_t m) {
 // Matrices scaled by their last extent, so that a layer keeps the size of what it is given.
 Whole initial(const Case& line, const Operand& o, const Mesh& mesh) {
   const double scale = o.shape.size() > 1 ? 1 / std::sqrt(double(o.shape.back())) : 1;
-  const DType storage = storage_of(line, o);
+  const DType storage = stored_type(line, o);
   return from_stream(line, o, mesh, o.name, 0, 0, [=](const Stream123& numbers, uint64_t i) {
     return round_to(scale * numbers.normal(i), storage);
   });
@@ -429,10 +422,10 @@ Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t ste
     Feed feed;
     feed.seed = line.seed() + uint64_t(step % batches * microbatches(line) + m);
     const auto shape = whole_shape(o.shape, o.layout, mesh);
-    return {shape, drawn_whole({line, o, /*cotangent=*/false, feed, storage_of(line, o), shape})};
+    return {shape, drawn_whole({line, o, /*cotangent=*/false, feed, stored_type(line, o), shape})};
   }
   if (!o.stated.empty()) return {o.shape, o.stated};
-  const DType storage = storage_of(line, o);
+  const DType storage = stored_type(line, o);
   return of_step(line, o, mesh, step, m, o.name, [&](const Stream123& numbers, uint64_t i) {
     return o.below > 0 ? double(numbers.below(i, uint64_t(o.below)))
                        : round_to(numbers.normal(i), storage);

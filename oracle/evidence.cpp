@@ -20,8 +20,13 @@ const ResultTensor* Evidence::result(int rank, int shot, int step, int operand,
   return nullptr;
 }
 
-DType Evidence::dtype_of(const Operand& o) const {
-  return o.fixed_dtype ? o.dtype_override : line->dtype();
+DType Evidence::dtype_of(const Operand& o) const { return stored_type(*line, o); }
+
+DType stored_type(const Case& line, const Operand& o, bool gradient) {
+  if (o.fixed_dtype) return o.dtype_override;
+  if (gradient && o.role == Operand::parameter && line.has("grad"))
+    return dtype_from(line.text("grad")).value_or(line.dtype());
+  return line.dtype();
 }
 
 }  // namespace shardproof

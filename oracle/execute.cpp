@@ -218,8 +218,7 @@ class Execution {
       (output ? outputs_ : inputs_).push_back(slot(o, o.layout, mesh, false));
       // P of an input's gradient is not stacked anywhere on a rank: only its local shape matters.
       (output ? cotangents_ : gradients_).push_back(slot(o, dual(o.layout), mesh, output));
-      if (o.role == Operand::parameter && !o.fixed_dtype && line_.has("grad"))
-        gradients_.back().dtype = dtype_from(line_.text("grad")).value_or(gradients_.back().dtype);
+      if (!output) gradients_.back().dtype = stored_type(line_, o, /*gradient=*/true);
     }
   }
 
@@ -227,7 +226,7 @@ class Execution {
     Slot s;
     s.operand = o;
     s.layout = layout;
-    s.dtype = o.fixed_dtype ? o.dtype_override : line_.dtype();
+    s.dtype = stored_type(line_, o);
     s.local = local_shape(o.shape, layout, mesh, host_.rank);
     s.whole = whole_shape(o.shape, layout, mesh);
     s.indices = whole_indices(o.shape, layout, mesh, host_.rank);

@@ -20,9 +20,7 @@ Layout result_layout(const Operand& o, bool gradient) {
 }
 
 DType result_dtype(const Evidence& e, const Operand& o, bool gradient) {
-  if (gradient && o.role == Operand::parameter && !o.fixed_dtype && e.line->has("grad"))
-    if (const auto own = dtype_from(e.line->text("grad"))) return *own;
-  return e.dtype_of(o);
+  return stored_type(*e.line, o, gradient);
 }
 
 std::string tensor_name(const Operand& o, bool gradient) {
