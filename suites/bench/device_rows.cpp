@@ -95,7 +95,7 @@ double seconds_of_line(const Case& line, RankHost& host, const Registry& registr
   std::vector<View> inputs, outputs, cotangents, gradients;
   const auto placed = [&](const Operand& o) {
     const auto shape = local_shape(o.shape, o.layout, rank.mesh(), host.rank);
-    const DType dtype = o.fixed_dtype ? o.dtype_override : line.dtype();
+    const DType dtype = stored_type(line, o);
     memory.emplace_back(device, size_t(product(shape)) * size_of(dtype));
     return view_of(memory.back().data(), dtype, shape, Space::device);
   };

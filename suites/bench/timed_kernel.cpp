@@ -29,7 +29,7 @@ std::vector<std::byte> time_on_rank(RankHost& host, std::span<const std::byte> j
   std::vector<Buffer> inputs, outputs, cotangents, gradients;
   for (const Operand& o : operands) {
     const auto shape = local_shape(o.shape, o.layout, rank.mesh(), host.rank);
-    const DType dtype = o.fixed_dtype ? o.dtype_override : line.dtype();
+    const DType dtype = stored_type(line, o);
     const bool output = o.role == Operand::output;
     auto& values = output ? cotangents : inputs;
     values.emplace_back(dtype, shape);
