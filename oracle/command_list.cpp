@@ -198,12 +198,24 @@ std::string list_text(const Registry& registry, const std::string& pattern) {
 }
 
 std::string list_table(const Registry& registry, const std::string& pattern) {
-  std::vector<std::pair<std::string, std::map<std::string, std::set<int>>>> rows;
+  // Contracts of a family that are asked the same on the same ranks share a row.
+  struct Row {
+    std::string family, names;
+    std::map<std::string, std::set<int>> ranks;
+  };
+  std::vector<Row> rows;
   std::set<std::string> asked;  // a check that no row is asked has no column
   for (const Contract& c : registry.contracts()) {
     if (!holds(c.name, pattern) && !holds(c.family, pattern)) continue;
-    rows.emplace_back(c.name, asked_on(registry, c));
-    for (const auto& [check, ranks] : rows.back().second) asked.insert(check);
+    auto ranks = asked_on(registry, c);
+    for (const auto& [check, counts] : ranks) asked.insert(check);
+    const auto alike = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
+      return row.family == c.family && row.ranks == ranks;
+    });
+    if (alike != rows.end())
+      alike->names += fmt::format(" `{}`", c.name);
+    else
+      rows.push_back({c.family, fmt::format("`{}`", c.name), std::move(ranks)});
   }
   if (rows.empty()) {
     std::vector<std::string> names = registry.families();
@@ -220,10 +232,10 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
   for (const std::string& check : columns) text += " " + check + " |";
   text += "\n|---|";
   for (size_t i = 0; i < columns.size(); ++i) text += "---|";
-  for (auto& [name, ranks] : rows) {
-    text += fmt::format("\n| `{}` |", name);
+  for (Row& row : rows) {
+    text += fmt::format("\n| {} |", row.names);
     for (const std::string& check : columns)
-      text += ranks[check].empty() ? " |" : fmt::format(" {} |", joined(ranks[check], " "));
+      text += row.ranks[check].empty() ? " |" : fmt::format(" {} |", joined(row.ranks[check], " "));
   }
   return text + "\n";
 }
