@@ -43,7 +43,9 @@ std::optional<Rejected> refused_experts(const Case& line) {
                 ranks = owners * line.ranks(Axis::cp) * line.ranks(Axis::dp);
   return first_refusal(pipeline(line), undivided(line, "experts", owners, "ep*tp"),
                        undivided(line, "tokens", ranks, "dp*cp*ep*tp"),
-                       choices_beyond_experts(line),
+                       choices_beyond_experts(line), countable(line, {"tokens", "topk", "hidden"}),
+                       countable(line, {"tokens", "topk", "out"}),
+                       countable(line, {"experts", "out", "hidden"}),
                        when(line.at("capacity") > line.at("tokens") / ranks,
                             "capacity of at most the tokens that a rank dispatches, " +
                                 std::to_string(line.at("tokens") / ranks),

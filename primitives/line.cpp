@@ -39,14 +39,22 @@ Refusal undivided(const Case& line, const char* key, int64_t divisor, const std:
               said(line, key), "choose a multiple of " + std::to_string(divisor));
 }
 
-Refusal countable(const Case& line, const char* first, const char* second) {
-  return countable(said(line, first) + " " + said(line, second), line.at(first) * line.at(second));
+Refusal countable(const Case& line, std::initializer_list<const char*> extents) {
+  std::string what;
+  int64_t n = 1;
+  for (const char* key : extents) {
+    what += (what.empty() ? "" : " ") + said(line, key);
+    if (__builtin_mul_overflow(n, line.at(key), &n)) n = std::numeric_limits<int64_t>::max();
+  }
+  return countable(what, n);
 }
 
 Refusal countable(const std::string& what, int64_t n) {
+  const std::string met =
+      n == std::numeric_limits<int64_t>::max() ? "2^63 or more" : std::to_string(n);
   return when(n > std::numeric_limits<int32_t>::max(),
               "element counts up to 2147483647, the range of MPI's int",
-              what + ", " + std::to_string(n) + " elements", "choose smaller extents");
+              what + ", " + met + " elements", "choose smaller extents");
 }
 
 Refusal other_axes(const Case& line) {

@@ -28,8 +28,8 @@ using Refusal = std::optional<Rejected>;
 Refusal when(bool met, std::string expected, std::string what, std::string advice);
 // Unless the divisor, which is called `by`, divides the extent of a key.
 Refusal undivided(const Case&, const char* key, int64_t divisor, const std::string& by);
-// One call moves at most as many elements as MPI's int counts: a product of two extents, or `what`.
-Refusal countable(const Case&, const char* first, const char* second);
+// One call moves at most as many elements as MPI's int counts: a product of extents, or `what`.
+Refusal countable(const Case&, std::initializer_list<const char*> extents);
 Refusal countable(const std::string& what, int64_t elements);
 Refusal other_axes(const Case&);  // than tp, cp and dp
 // Where tokens, and seq and batch, contradict each other, or dp, cp and (under sp) tp do not cut

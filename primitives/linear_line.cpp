@@ -51,8 +51,8 @@ std::optional<Rejected> refused_column(const Case& line) {
            "gathered outputs are whole on every rank, tokens are not: leave one out"),
       when(fused(line) && line.on("gather_output"), "gather_output=off for a fused weight",
            "gather_output=on", "blocks would come in the order of ranks, not of parts"),
-      countable(line, "tokens", "in"), countable(line, "tokens", "out"),
-      countable(line, "in", "out"));
+      countable(line, {"tokens", "in"}), countable(line, {"tokens", "out"}),
+      countable(line, {"in", "out"}));
 }
 
 std::optional<Rejected> refused_row(const Case& line) {
@@ -62,8 +62,8 @@ std::optional<Rejected> refused_row(const Case& line) {
       when(line.on("sp") && !line.on("input_is_parallel"), "input_is_parallel=on with sp=on",
            "input_is_parallel=off",
            "under sp the input comes from a column-parallel linear, cut by features"),
-      countable(line, "tokens", "in"), countable(line, "tokens", "out"),
-      countable(line, "in", "out"));
+      countable(line, {"tokens", "in"}), countable(line, {"tokens", "out"}),
+      countable(line, {"in", "out"}));
 }
 
 std::optional<Rejected> refused_mlp(const Case& line) {
@@ -75,8 +75,8 @@ std::optional<Rejected> refused_mlp(const Case& line) {
            "a norm, softmax or top-k over the FFN dim needs all of it and a rank holds "
            "ffn/tp columns; a norm is legal once its statistics are all-reduced "
            "(norm_reduced)"),
-      countable(line, "tokens", "ffn"), countable(line, "tokens", "hidden"),
-      countable(line, "hidden", "ffn"));
+      countable(line, {"tokens", "ffn"}), countable(line, {"tokens", "hidden"}),
+      countable(line, {"hidden", "ffn"}));
 }
 
 std::vector<int64_t> parts_of_line(const Case& line, int64_t rows) {

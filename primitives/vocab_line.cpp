@@ -10,7 +10,7 @@ std::optional<Rejected> refused_embedding(const Case& line) {
                        when(line.at("padded_vocab") < line.at("vocab"), "padded_vocab >= vocab",
                             said(line, "padded_vocab") + " " + said(line, "vocab"),
                             "rows beyond vocab are padding: leave padded_vocab out for none"),
-                       countable(line, "tokens", "hidden"));
+                       countable(line, {"tokens", "hidden"}));
 }
 
 std::optional<Rejected> refused_vocab_loss(const Case& line) {
