@@ -347,7 +347,7 @@ std::vector<std::string> cases(const std::string& tier) {
                          "tokens=4 topk=1", "fill=cancelling", "dtype=f32 fill=large",
                          "tokens=96 hidden=33 out=17 dtype=f32 fill=normal"}),
                 {"expert_alltoall ep=2 dp=2 microbatches=2 dtype=bf16 grad=f32 fill=normal",
-                 "expert_alltoall ep=2 dp=2 dtype=bf16 wire=f32 fill=normal",
+                 "expert_alltoall ep=2 dp=2 dtype=bf16 wire=f32 grad=f32 fill=normal",
                  "expert_alltoall ep=4 topk=12 route=random"}});
   if (tier != "nightly") return ci;
   return together(
