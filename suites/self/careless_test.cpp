@@ -180,6 +180,20 @@ TEST(Careless, TheGradientOfTheInputInStepsOfMicrobatches) {
   EXPECT_EQ(failed(made<InputGradientTwiceInSteps>(), "tp=2 microbatches=2"), Failed{"accumulate"});
 }
 
+// What is left of the first step adds to it in the second.
+struct InputGradientTwiceInTheSecondStep : InputGradientTwiceInSteps {
+  void backward(Rank& rank, Saved& saved, Views cotangents, Views gradients) override {
+    if (rank.accumulates() && ++backwards_ > rank.line().at("microbatches"))
+      return InputGradientTwiceInSteps::backward(rank, saved, cotangents, gradients);
+    PlainColumn::backward(rank, saved, cotangents, gradients);
+  }
+  int64_t backwards_ = 0;
+};
+TEST(Careless, TheGradientOfTheInputInTheSecondStep) {
+  EXPECT_EQ(failed(made<InputGradientTwiceInTheSecondStep>(), "tp=2 microbatches=2"),
+            Failed{"accumulate"});
+}
+
 // So is the bias: the forward of a step leaves it out.
 struct NoBiasInSteps : PlainColumn {
   std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {

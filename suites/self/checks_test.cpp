@@ -1286,18 +1286,26 @@ TEST(Accumulate, StatesTakenInTheWrongOrder) {
   EXPECT_EQ(wrong(changed_at({{3, 2}})), "B2 ");  // the newest has no place
 }
 
-// As many calls, and yet others: the first that differs is told.
-TEST(Accumulate, TellsTheCallThatIsAnother) {
+// Two ranks of which each made one call in the base shot, and two in F1 B1 F2 B2.
+auto called_once_and_twice() {
   auto play = reduce(2);
   play->run("accumulate");
-  const int plain = play->e.find_shot("accumulate:sequential");
+  const auto plain = size_t(play->e.find_shot("accumulate:sequential"));
   for (int r = 0; r < 2; ++r) {
     auto& shots = play->e.ranks[size_t(r)].shots;
     shots[0].ledger = {made(r)};
-    shots[size_t(plain)].ledger = {made(r), made(r)};
+    shots[plain].ledger = {made(r), made(r)};
   }
+  return play;
+}
+
+// As many calls, and yet others: the first that differs is told.
+TEST(Accumulate, TellsTheCallThatIsAnother) {
+  const auto play = called_once_and_twice();
+  auto& ranks = play->e.ranks;
+  const auto plain = size_t(play->e.find_shot("accumulate:sequential"));
   EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed);
-  play->e.ranks[1].shots[size_t(plain)].ledger[1].dtype = DType::bf16;
+  ranks[1].shots[plain].ledger[1].dtype = DType::bf16;
   const CheckResult other = play->judge_again("accumulate");
   ASSERT_EQ(other.verdict, Verdict::failed);
   EXPECT_NE(other.findings[0].message.find(
@@ -1308,12 +1316,27 @@ TEST(Accumulate, TellsTheCallThatIsAnother) {
       << other.findings[0].message;
   EXPECT_NE(other.findings[0].message.find("x f64"), std::string::npos)
       << other.findings[0].message;
-  play->e.ranks[1].shots[size_t(plain)].ledger.pop_back();
+  ranks[1].shots[plain].ledger.pop_back();
   const CheckResult fewer = play->judge_again("accumulate");
   EXPECT_NE(fewer.findings.at(0).message.find("makes 1 call, expected twice the 1 of F0 B0"),
             std::string::npos)
       << fewer.findings[0].message;
   EXPECT_NE(fewer.findings[0].message.find("no further call; there"), std::string::npos);
+}
+
+// How much a call moves is held against the base shot but where data decide it: a routing.
+TEST(Accumulate, TellsAnotherCountWhereDataDoNotDecideIt) {
+  const auto play = called_once_and_twice();
+  auto& ranks = play->e.ranks;
+  const auto plain = size_t(play->e.find_shot("accumulate:sequential"));
+  for (RankRecord& r : ranks) r.shots[plain].ledger[1].count += 1;
+  const auto verdict = [&] { return play->judge_again("accumulate").verdict; };
+  EXPECT_EQ(verdict(), Verdict::failed);
+  Operand& x = play->e.operands[0];
+  x.made = [](uint64_t) { return std::vector<double>(); };
+  EXPECT_EQ(verdict(), Verdict::passed);
+  ranks[0].shots[plain].ledger[1].op = Op::all_gather;
+  EXPECT_EQ(verdict(), Verdict::failed);
 }
 
 // Wrong on other data than the base ones, state or no state.

@@ -443,5 +443,26 @@ TEST(Bounds, ToFirstOrder) {
   EXPECT_EQ(d[3].bound[1], 0);                                        // and none
 }
 
+// Of the load balance in f32: a term is added to the other of the 2 own tokens, multiplied, added
+// over 2 experts and over 2 ranks, and is rounded at most 2 + 1 + 2 + 2 times. All 4 tokens choose
+// expert 0, so the loss is 4 times the sum of 4 ones; its gradient is one product.
+TEST(Bounds, OfABalance) {
+  const Contract& balance = families().contract("expert_balance");
+  const Case line = parse(
+      "expert_balance ep=2 tokens=4 experts=2 topk=1 route=one dtype=f32 fill=normal", families());
+  const std::vector<Whole> in{{{4, 2}, Values(8, 1.0)}, {{4, 1}, Values(4)}};
+  std::vector<Gauge> loss, d;
+  EXPECT_EQ(balance.forward(line, in, &loss)[0].value, Values{16});
+  EXPECT_NEAR(loss[0].bound[0], 7 * 16, 1e-3);
+  balance.backward(line, in, std::vector<Whole>{{{1}, {3}}}, &d);
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(d[0].bound[i], i % 2 ? 0 : 3 * 4, 1e-4) << i;
+}
+
+// 3 tokens, each of which is counted 3 times at 2 experts: 18 terms of 14 are below 2^8.
+TEST(Balance, IntegersKeepItsSumExact) {
+  const Case line = parse("expert_balance tokens=3 experts=2 dtype=bf16", families());
+  EXPECT_EQ(families().contract("expert_balance").integer_range(line), 14);
+}
+
 }  // namespace
 }  // namespace shardproof

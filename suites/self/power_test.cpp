@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "oracle/comm/faults.hpp"
+#include "oracle/gate_controls.hpp"
 #include "oracle/power.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
@@ -372,6 +374,65 @@ TEST(Power, TheWeakestControlSpeaksForItsCheck) {
 
 TEST(Power, EveryCheckSaysWhatItCannotSee) {
   for (const Check& c : all_checks()) EXPECT_NE(blind_to(c.name), "") << c.name;
+}
+
+// ---- Operators
+
+gating::Site site_of(Op op, Phase phase, int p) {
+  gating::Site s{phase, "tp", 1, {}, p};
+  s.call.op = op, s.call.phase = phase, s.call.number = 1, s.call.label = "tp";
+  s.call.reduce = op == Op::all_reduce || op == Op::reduce_scatter ? Reduce::sum : Reduce::none;
+  for (int r = 0; r < p; ++r) s.call.members.push_back(r);
+  return s;
+}
+
+// From their smallest number of ranks on, at the calls that they are made for.
+TEST(Operators, ApplyWhereTheyCanShow) {
+  const auto applies = [](const char* name, Op op, int p, bool rounding = false, int world = 8) {
+    return gating::applies(fault_operator(name), site_of(op, Phase::forward, p), rounding, world);
+  };
+  EXPECT_TRUE(applies("skip", Op::all_reduce, 2));
+  EXPECT_FALSE(applies("own_order", Op::all_reduce, 3));
+  EXPECT_FALSE(applies("own_order", Op::all_reduce, 2, true));
+  EXPECT_TRUE(applies("own_order", Op::all_reduce, 3, true));
+  EXPECT_FALSE(applies("own_order", Op::all_gather, 3, true));
+  EXPECT_TRUE(applies("wrong_group", Op::all_reduce, 2));
+  EXPECT_FALSE(applies("wrong_group", Op::all_reduce, 2, false, 2)) << "there is no other group";
+}
+
+// A call that is another is the ledger's, what it makes of the results that of forward and
+// gradient.
+TEST(Operators, AreDueToTheChecksThatSeeThem) {
+  using Checks = std::vector<std::string>;
+  const auto due = [](const char* name, Phase phase, bool outputs, bool gradients,
+                      bool one_rank = false) {
+    return gating::expectation(fault_operator(name), site_of(Op::all_reduce, phase, 2), one_rank,
+                               outputs, gradients, true)
+        .checks;
+  };
+  EXPECT_EQ(due("skip", Phase::forward, true, true), (Checks{"ledger", "forward"}));
+  EXPECT_EQ(due("skip", Phase::backward, false, true), (Checks{"ledger", "gradient"}));
+  EXPECT_EQ(due("skip", Phase::forward, false, true), (Checks{"ledger", "gradient"}));
+  EXPECT_EQ(due("skip", Phase::forward, true, true, true), Checks{"lockstep"});
+  EXPECT_EQ(due("own_order", Phase::forward, true, false), Checks{"replica"});
+  EXPECT_EQ(due("arrival_order", Phase::forward, true, false), Checks{"repeat"});
+}
+
+// One rank's fault is another than that of all; each call counts by itself only where all do.
+TEST(Operators, AreTriedUntilTheirLikeWasCaught) {
+  const FaultOperator& skip = fault_operator("skip");
+  const auto reduce = site_of(Op::all_reduce, Phase::forward, 2),
+             gather = site_of(Op::all_gather, Phase::backward, 2);
+  for (const auto& [alike, again, other] : {std::tuple(gating::Sites::every, true, true),
+                                            {gating::Sites::call, false, true},
+                                            {gating::Sites::kind, false, false}}) {
+    gating::Sites sites(alike);
+    EXPECT_TRUE(sites.due(skip, reduce, false));
+    sites.caught(skip, reduce, false);
+    EXPECT_EQ(sites.due(skip, reduce, false), again);
+    EXPECT_EQ(sites.due(skip, gather, false), other);
+    EXPECT_TRUE(sites.due(skip, reduce, true));
+  }
 }
 
 }  // namespace

@@ -130,6 +130,19 @@ TEST(VocabLabels, AreDrawnOrStatedWithIgnoredOnes) {
       EXPECT_TRUE(labels.stated[t] >= 0 && labels.stated[t] < 4) << labels.stated[t];
 }
 
+// They name rows and classes of all ranks, and none of the padding.
+TEST(VocabLabels, AreDrawnFromTheWholeVocabularyInTheTypeOfTheLine) {
+  for (const auto& [line, name] :
+       {std::pair("vocab_embedding tp=4 vocab=45 padded_vocab=48 index=", "ids"),
+        {"vocab_cross_entropy tp=5 vocab=45 index=", "labels"}})
+    for (const auto& [index, type] : {std::pair("i32", DType::i32), {"i64", DType::i64}}) {
+      const Operand o = operand(line + std::string(index), name);
+      EXPECT_EQ(o.below, 45);
+      EXPECT_EQ(o.dtype_override, type);
+      EXPECT_TRUE(o.fixed_dtype);
+    }
+}
+
 // 24 terms of at most 10 within 2^8, of 11 not; two microbatches: 48 terms of 5.
 TEST(VocabContract, IntegersKeepSumsOfRowsExact) {
   const auto range = [](const std::string& text) {
@@ -340,7 +353,7 @@ double worst_ratio(const std::vector<float>& met, const Numbers& due, const Numb
   return worst;
 }
 
-// Never beyond its bound, and not far below: within 1/200 somewhere.
+// Never beyond its bound, and not far below: a loss within 1/200 somewhere, a gradient within 1/20.
 TEST(Bounds, HoldForFloatAndAreNotWide) {
   constexpr size_t tokens = 64;
   for (const size_t V : {8u, 512u})
@@ -369,7 +382,7 @@ TEST(Bounds, HoldForFloatAndAreNotWide) {
           EXPECT_LE(loss, 1);
           EXPECT_GE(loss, 0.005);
           EXPECT_LE(dz, 1);
-          EXPECT_GE(dz, 0.005);
+          EXPECT_GE(dz, 0.05);
         }
 }
 
