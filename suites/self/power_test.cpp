@@ -386,6 +386,22 @@ gating::Site site_of(Op op, Phase phase, int p) {
   return s;
 }
 
+// A call of several ranks is one site, one that a single rank makes is one, too.
+TEST(Operators, AreTriedAtTheCallsOfEveryRank) {
+  Judged healthy;
+  healthy.evidence.ranks.resize(2);
+  for (RankRecord& r : healthy.evidence.ranks) r.shots.resize(1);
+  LedgerEntry both = site_of(Op::all_reduce, Phase::forward, 2).call, second = both;
+  second.number = 2;
+  healthy.evidence.ranks[0].shots[0].ledger = {both};
+  healthy.evidence.ranks[1].shots[0].ledger = {both, second};
+  const auto sites = gating::sites_of(healthy);
+  ASSERT_EQ(sites.size(), 2u);
+  EXPECT_EQ(sites[0].number, 1);
+  EXPECT_EQ(sites[1].number, 2);
+  EXPECT_EQ(sites[1].p, 2);
+}
+
 // From their smallest number of ranks on, at the calls that they are made for.
 TEST(Operators, ApplyWhereTheyCanShow) {
   const auto applies = [](const char* name, Op op, int p, bool rounding = false, int world = 8) {
