@@ -115,10 +115,10 @@ std::vector<Key> embedding_keys() {
 std::vector<std::string> embedding_cases(const std::string& tier) {
   const auto smoke =
       crossed({"vocab_embedding"},
-              {"tp=2", "tp=4 sp=on", "tp=2 sp=on tokens=6 vocab=8 hidden=3",
-               "tp=4 tokens=6 vocab=8 hidden=3", "tp=2 sp=on vocab=600 dtype=bf16 index=i32",
-               "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on", "tp=2 sp=on microbatches=2",
-               "tp=4 vocab=45 padded_vocab=48"});
+              {"tp=2", "tp=4 sp=on seq=8 batch=3 strides=transposed",
+               "tp=2 sp=on tokens=6 vocab=8 hidden=3", "tp=4 tokens=6 vocab=8 hidden=3",
+               "tp=2 sp=on vocab=600 dtype=bf16 index=i32", "tp=4 dtype=f32 fill=normal",
+               "tp=2 dp=2 sp=on", "tp=2 sp=on microbatches=2", "tp=4 vocab=45 padded_vocab=48"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"vocab_embedding", "vocab_embedding tp=2",
                                        "vocab_embedding tp=3", "vocab_embedding tp=4",
@@ -272,7 +272,8 @@ std::vector<std::string> loss_cases(const std::string& tier) {
   const auto smoke =
       crossed({"vocab_cross_entropy"},
               {"tp=2", "tp=4 ignored=5 " + smoothed, "tp=2 ignored=5 smoothing=others " + smoothed,
-               "tp=4 dtype=bf16", "tp=2 dp=2", "tp=4 fill=large " + smoothed});
+               "tp=4 vocab=600 dtype=bf16", "tp=2 dp=2 seq=8 batch=3 strides=transposed",
+               "tp=4 fill=large " + smoothed});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"vocab_cross_entropy", "vocab_cross_entropy tp=2",
                                        "vocab_cross_entropy tp=3", "vocab_cross_entropy tp=4",
