@@ -267,6 +267,10 @@ std::vector<Key> loss_keys() {
   return keys;
 }
 
+// What few lines show: labels that are no numbers of the type of the logits (vocab=600, 4100); a
+// label 100 below the first class of a rank, which is -100 to a kernel that subtracts before it
+// asks (vocab=400 of 8 ranks); logits that are all far below 0, which a maximum that starts at 0
+// leaves without a term (vocab=2 fill=large).
 std::vector<std::string> loss_cases(const std::string& tier) {
   const std::string smoothed = "label_smoothing=0.1";
   const auto smoke =
