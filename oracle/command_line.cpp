@@ -405,7 +405,7 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
                     options.program, telling::shell_path(folder)));
     return exit_passed;
   }
-  for (const char* option : {"--ranks", "--dtype", "--with"})
+  for (const char* option : {"--ranks", "--dtype", "--with", "--without"})
     if (!several(words, option).empty())
       throw BadInput(fmt::format(
           "{}: expected together with --tier, met without; write it in the line", option));
@@ -439,16 +439,18 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   catch_interrupts();
   if (verbose) watch_memory();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
-  std::vector<std::string> unanswered;
-  Report report = prepared::judge_folder(words.plain[0], options, registry, *progress, &unanswered);
+  prepared::Unjudged others;
+  Report report = prepared::judge_folder(words.plain[0], options, registry, *progress, &others);
   progress.reset();
   if (!options.report.empty()) check_report_folder(options.report);
   say_closing(report, /*self=*/false);
   for (const std::string& text : prepared::not_judged(report))
     say(fmt::format("not judged {}\n", text));
   if (verbose && !work_goes_on()) say(memory_line());
-  for (const std::string& text : unanswered) complain(text);
-  return concluded(std::move(report), options);
+  for (const auto& texts : {others.unanswered, others.refused})
+    for (const std::string& text : texts) complain(text);
+  const int code = concluded(std::move(report), options);
+  return code == exit_no_judgement && !others.refused.empty() ? int(exit_wrong_call) : code;
 }
 
 // ---- drift

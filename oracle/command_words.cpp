@@ -94,6 +94,9 @@ const std::vector<OptionName>& prepare_options() {
       {"--dtype", "NAME", "with --tier: only lines of these storage types", true},
       {"--with", "KEY=VALUE",
        "with --tier: what the program computes in (acc=f64, probs=bf16, ...), on every line", true},
+      {"--without", "KEY",
+       "with --tier: leave out lines that set KEY (KEY=VALUE: to that), which the program lacks",
+       true},
       checks_option,
       seed_option};
   return options;
@@ -420,6 +423,7 @@ Options options_of(const Words& words, int argc, char** argv) {
   o.seed = seed_of(words);
   o.seeds = single_integer(words, "--seeds", 1, 1'000'000);
   o.with = arithmetic_of(words);
+  o.without = several(words, "--without");
   if (o.seed && *o.seed > std::numeric_limits<uint64_t>::max() - uint64_t(o.seeds - 1))
     refuse("--seeds",
            fmt::format("seeds up to {} from --seed {} on", std::numeric_limits<uint64_t>::max(),

@@ -25,6 +25,8 @@ struct Options {
   int seeds = 1;
   // Keys of what a foreign program computes in.
   std::vector<std::pair<std::string, std::string>> with;
+  // Keys, and values of them (KEY=VALUE), that it does not know.
+  std::vector<std::string> without;
   bool isolated = true;  // false: an outside launcher made the one world there is
   int jobs = 1;
   double deadline_scale = 1;

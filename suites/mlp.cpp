@@ -167,7 +167,8 @@ std::vector<Key> keys() {
   Key act{"activation", "gelu", "between the linears; gelu is the exact one"};
   act.choices = {"gelu", "gelu_tanh", "silu", "swiglu", "identity"};
   list.push_back(act);
-  Key between{"between", "none", "after the activation; norm_reduced: RMS norm, statistics summed"};
+  Key between{"between", "none",
+              "after the activation; norm_reduced: RMS norm, statistics summed, eps 1e-6"};
   between.choices = {"none", "norm_reduced", "norm", "softmax", "topk"};
   list.push_back(between);
   list.push_back(toggle("bias", "on", "b1 and b2"));

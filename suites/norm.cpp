@@ -158,7 +158,7 @@ Key copies_key() {
 }
 
 Key norm_key() {
-  Key k{"norm", "layer", "layer: mean and variance; rms: root mean square, no beta"};
+  Key k{"norm", "layer", "layer: mean and variance; rms: root mean square, no beta; eps 1e-5"};
   k.choices = {"layer", "rms"};
   return k;
 }

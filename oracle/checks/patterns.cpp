@@ -173,6 +173,13 @@ bool own_parts(const Wrongness& w) {
   return distinct;
 }
 
+// Closer to the truth of the same place than what a pattern tells apart.
+constexpr double close = 1e-2 * alike;
+
+bool in_place(const Wrongness& w) {
+  return all(w, [](auto& e) { return std::abs(e.got - e.want) <= close * std::abs(e.want); });
+}
+
 // The wrong values are the right ones in another order. Places that hold the right value by chance
 // drop out of both sides alike.
 bool permuted(const Wrongness& w) {
@@ -186,7 +193,7 @@ bool permuted(const Wrongness& w) {
   std::sort(got.begin(), got.end());
   std::sort(want.begin(), want.end());
   for (size_t i = 0; i < got.size(); ++i)
-    if (!(std::abs(got[i] - want[i]) <= 1e-2 * alike * std::abs(want[i]))) return false;
+    if (!(std::abs(got[i] - want[i]) <= close * std::abs(want[i]))) return false;
   return true;
 }
 
@@ -212,6 +219,11 @@ Pattern content(const Wrongness& w) {
             fmt::format("the parts of the ranks {}add up to the truth: the reduction is missing",
                         of_every_rank ? "" : "along " + axes + " ")};
   }
+  if (in_place(w))
+    return {
+        "off by roundings",
+        "a rounding more than is due: a division before a sum (a bias / p on each of p ranks), or "
+        "a narrower type on the way"};
   if (!cut(w) && permuted(w))
     return {"values of the truth from other places",
             "blocks that went to the wrong owner, or were put together in the wrong order"};

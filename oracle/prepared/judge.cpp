@@ -441,7 +441,7 @@ class Opened {
 // What lies in a folder.
 struct Looked {
   std::vector<std::shared_ptr<Opened>> cases;
-  std::vector<std::string> unanswered;  // what is said of the other ones
+  Unjudged others;
 };
 
 // `whole`: a case that is not answered is refused.
@@ -457,7 +457,11 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
       all.cases.push_back(std::make_shared<Opened>(path, registry));
     } catch (const Unanswered& e) {
       if (whole) throw;
-      all.unanswered.push_back(e.what());
+      all.others.unanswered.push_back(e.what());
+      continue;
+    } catch (const BadInput& e) {
+      if (whole) throw;
+      all.others.refused.push_back(e.what());
       continue;
     }
     if (const std::string& digest = all.cases.back()->digest(); digest != m.digest)
@@ -465,27 +469,35 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
              fmt::format("the case {} of the battery ({})", m.digest, m.line),
              fmt::format("{}; folders of two batteries are mixed", digest));
   }
-  if (all.cases.empty() && !all.unanswered.empty())
-    throw BadInput(all.unanswered.front() +
-                   (all.unanswered.size() == 1
+  const auto& [unanswered, refused] = all.others;
+  if (!all.cases.empty() || all.others.size() == 0) return all;
+  if (!refused.empty())
+    throw BadInput(refused.front() +
+                   (all.others.size() == 1
                         ? ""
-                        : fmt::format("; nor is there one of the other {} cases of the battery",
-                                      all.unanswered.size() - 1)));
-  return all;
+                        : fmt::format("; of the other {} cases of the battery none can be judged",
+                                      all.others.size() - 1)));
+  throw BadInput(unanswered.front() +
+                 (unanswered.size() == 1
+                      ? ""
+                      : fmt::format("; nor is there one of the other {} cases of the battery",
+                                    unanswered.size() - 1)));
 }
 
 // A lane is proven by an answer to all of its cases, in full. Of the cases that were
 // answered, an interruption leaves some out.
 // `partial`: by lane why a check there saw less than it asks.
-void close_lanes(Report& report, size_t unanswered, size_t answered,
+void close_lanes(Report& report, const Unjudged& others, size_t answered,
                  const std::map<std::string, std::string>& partial) {
   std::map<std::string, std::string> reasons;
   for (const CaseResult& c : report.cases) {
     std::string& reason = reasons[c.lane];
     if (report.cases.size() < answered)
       reason = fmt::format("interrupted after {} of {} cases", report.cases.size(), answered);
-    else if (unanswered > 0)
-      reason = fmt::format("{} of {} cases not answered", unanswered, unanswered + answered);
+    else if (const size_t all = others.size() + answered; !others.refused.empty())
+      reason = fmt::format("answers of {} of {} cases refused", others.refused.size(), all);
+    else if (others.size() > 0)
+      reason = fmt::format("{} of {} cases not answered", others.size(), all);
     for (const CheckResult& check : c.checks)
       if (check.verdict == Verdict::skipped && reason.empty()) reason = check.note;
   }
@@ -497,7 +509,7 @@ void close_lanes(Report& report, size_t unanswered, size_t answered,
 }  // namespace
 
 Report judge_folder(const std::string& folder, const Options& options, const Registry& registry,
-                    Progress& progress, std::vector<std::string>* unanswered) {
+                    Progress& progress, Unjudged* others) {
   const double begin = now();
   mallopt(M_MMAP_THRESHOLD,
           1 << 20);  // what a tensor took goes back to the system when it is freed
@@ -506,13 +518,13 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   report.program = options.program;
   report.versions = versions();
   auto looked = unless_interrupted(
-      [folder, &registry, whole = !unanswered] { return open_all(folder, registry, whole); });
+      [folder, &registry, whole = !others] { return open_all(folder, registry, whole); });
   if (!looked) {
     report.complete = false;
     return report;
   }
   auto& cases = looked->cases;
-  if (unanswered) *unanswered = looked->unanswered;
+  if (others) *others = looked->others;
   // A case of a battery that owes none of the checks asked for has nothing to say.
   if (!options.checks.empty())
     std::erase_if(cases, [&](const auto& c) { return !c->owes_one_of(options.checks); });
@@ -536,9 +548,9 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
     progress.tick();
     opened.reset();  // its files are closed
   }
-  close_lanes(report, looked->unanswered.size(), cases.size(), partial);
+  close_lanes(report, looked->others, cases.size(), partial);
   report.wall_seconds = now() - begin;
-  report.complete = !interrupted() && looked->unanswered.empty();
+  report.complete = !interrupted() && looked->others.size() == 0;
   return report;
 }
 

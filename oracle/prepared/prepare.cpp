@@ -131,6 +131,32 @@ std::vector<Case> lines_of(const Options& options, const Registry& registry) {
   return lines;
 }
 
+struct Lacking {
+  std::string word, key, value;  // no value: any but the default
+  bool is_asked_by(const Case& line) const {
+    for (size_t i = 0; i < line.keys.size(); ++i) {
+      const auto& [name, met] = line.keys[i];
+      if (name == key) return value.empty() ? met != line.defaults[i] : met == value;
+    }
+    return false;
+  }
+};
+
+std::vector<Lacking> lacking(const Options& options, const std::vector<Case>& lines) {
+  std::vector<Lacking> all;
+  for (const std::string& word : options.without) {
+    const size_t eq = std::min(word.find('='), word.size());
+    const Lacking l{word, word.substr(0, eq), word.substr(std::min(eq + 1, word.size()))};
+    if (std::none_of(lines.begin(), lines.end(), [&](auto& line) { return line.has(l.key); }))
+      throw BadInput(
+          fmt::format("--without: expected a key of the lines that are selected, met '{}'; "
+                      "`shardproof list CONTRACT` shows them",
+                      word));
+    all.push_back(l);
+  }
+  return all;
+}
+
 }  // namespace
 
 Member prepare_case(const Case& line, const std::vector<std::string>& only,
@@ -145,10 +171,17 @@ Battery prepare_battery(const Options& options, const std::string& folder,
                         const Registry& registry) {
   Battery b;
   const std::vector<Case> lines = lines_of(options, registry);
+  const std::vector<Lacking> without = lacking(options, lines);
   holds_no(case_name, folder);
   holds_no(battery_name, folder);
   make_folder(folder);
   for (const Case& line : lines) {
+    const auto lacks = std::find_if(without.begin(), without.end(),
+                                    [&](const Lacking& l) { return l.is_asked_by(line); });
+    if (lacks != without.end()) {
+      b.left_out.push_back(fmt::format("{}: --without {}", print(line), lacks->word));
+      continue;
+    }
     std::optional<Plan> plan;
     try {
       plan = plan_of(line, options.checks, registry);

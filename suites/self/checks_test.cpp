@@ -338,6 +338,23 @@ TEST(Patterns, EachCopyOfAShardItsRanksOwnPart) {
   EXPECT_TRUE(f.holders == (std::vector<int>{0, 2}) || f.holders == (std::vector<int>{1, 3}));
 }
 
+// Sorted, they would be the truth's values: each is within a rounding of its own.
+TEST(Patterns, RoundingsAreNoPermutation) {
+  Play play(
+      contract({8, 6}, on_tp(P()), on_tp(S(0))), "tp=4",
+      [](const Locals& x) {
+        Locals y = reduce_scatter(x);
+        for (auto& local : y)
+          for (size_t i = 0; i < local.size(); ++i) local[i] *= 1 + double(i % 5) * 0x1p-50;
+        return y;
+      },
+      all_gather);
+  const CheckResult r = play.judge("forward");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].pattern.find("off by roundings"), std::string::npos)
+      << r.findings[0].pattern;
+}
+
 TEST(Patterns, BlocksThatWentToTheWrongOwner) {
   Play play(
       contract({8, 6}, on_tp(P()), on_tp(S(0))), "tp=4",

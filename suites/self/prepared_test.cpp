@@ -818,6 +818,57 @@ TEST_F(Prepared, ABatteryHoldsNoStoredLine) {
     EXPECT_EQ(parse(m.line, r).text("grad"), "") << m.line;
 }
 
+// One case with a file that is refused hides nothing of the others.
+TEST_F(Prepared, ARefusedAnswerLeavesTheOthersOfABatteryJudged) {
+  Options options = rows_on_two_ranks();
+  options.without = {"frozen"};  // no gradient of w there
+  const Battery b = prepare_battery(options, folder, families());
+  const auto less = [](int rank, std::vector<TensorToWrite>& out) {
+    if (rank == 1) std::erase_if(out, [](auto& t) { return t.name == "grad.w"; });
+  };
+  for (const Member& m : b.members) answer(folder / m.folder, families());
+  answer(folder / b.members[1].folder, families(), {.change = less});
+  expect_refused(b.members[1].folder + "/rank1.out.safetensors", {"grad.w", "none of that name"});
+  Progress silent;
+  Unjudged others;
+  const Report rest = judge_folder(folder, {}, families(), silent, &others);
+  EXPECT_TRUE(others.unanswered.empty());
+  ASSERT_EQ(others.refused.size(), 1u);
+  EXPECT_NE(others.refused[0].find("grad.w"), std::string::npos) << others.refused[0];
+  EXPECT_EQ(rest.cases.size(), b.members.size() - 1);
+  EXPECT_FALSE(rest.complete);
+  EXPECT_FALSE(rest.lanes.at(0).proven);
+  for (const Member& m : b.members) answer(folder / m.folder, families(), {.change = less});
+  EXPECT_THROW(judge_folder(folder, {}, families(), silent, &others), BadInput);
+}
+
+// What the program lacks: a key at any value but its default, or at one value.
+TEST_F(Prepared, ABatteryWithoutWhatTheProgramLacks) {
+  Options options = rows_on_two_ranks();
+  const auto lines = [&] {
+    std::vector<Case> parsed;
+    fs::remove_all(folder);
+    for (const Member& m : prepare_battery(options, folder, families()).members)
+      parsed.push_back(parse(m.line, families()));
+    return parsed;
+  };
+  const auto all = lines();
+  const auto n = [&](const char* key, const char* value) {
+    return std::count_if(all.begin(), all.end(), [&](auto& c) { return c.text(key) == value; });
+  };
+  ASSERT_GT(n("frozen", "on"), 0);
+  ASSERT_GT(n("sp", "off"), n("frozen", "on"));
+  options.without = {"frozen"};
+  EXPECT_EQ(int64_t(lines().size()), int64_t(all.size()) - n("frozen", "on"));
+  options.without = {"sp=off", "microbatches"};
+  for (const Case& c : lines()) {
+    EXPECT_EQ(c.text("sp"), "on");
+    EXPECT_EQ(c.at("microbatches"), 1);
+  }
+  options.without = {"frosen"};
+  EXPECT_THROW(prepare_battery(options, folder, families()), BadInput);
+}
+
 TEST_F(Prepared, ABatteryIsJudgedWhole) {
   const Battery b = prepare_battery(rows_on_two_ranks(), folder, families());
   ASSERT_GT(b.members.size(), 3u);
@@ -837,17 +888,19 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   fs::remove(folder / b.members[2].folder / "rank0.out.safetensors");
   expect_refused(b.members[2].folder + "/rank0.out.safetensors", {"nothing there"});
   Progress silent;
-  std::vector<std::string> unanswered;
-  const Report rest = judge_folder(folder, {}, families(), silent, &unanswered);
-  ASSERT_EQ(unanswered.size(), 1u);
-  EXPECT_EQ(unanswered[0].rfind(path(b.members[2].folder + "/rank0.out.safetensors"), 0), 0u);
+  Unjudged others;
+  const Report rest = judge_folder(folder, {}, families(), silent, &others);
+  ASSERT_EQ(others.unanswered.size(), 1u);
+  EXPECT_TRUE(others.refused.empty());
+  EXPECT_EQ(others.unanswered[0].rfind(path(b.members[2].folder + "/rank0.out.safetensors"), 0),
+            0u);
   EXPECT_EQ(rest.cases.size(), b.members.size() - 1);
   EXPECT_FALSE(rest.complete);
   EXPECT_FALSE(rest.lanes.at(0).proven);
   EXPECT_EQ(exit_code(rest), 3);
   for (const Member& m : b.members) fs::remove(folder / m.folder / "rank0.out.safetensors");
   try {
-    judge_folder(folder, {}, families(), silent, &unanswered);
+    judge_folder(folder, {}, families(), silent, &others);
     ADD_FAILURE() << "a battery without an answer was judged";
   } catch (const BadInput& e) {
     EXPECT_NE(std::string(e.what()).find(fmt::format("the other {} cases", b.members.size() - 1)),
