@@ -29,8 +29,10 @@ void require_counts(const Numbers& counts, const Numbers& own, int64_t me, int64
   const int64_t experts = int64_t(own.size());
   for (int64_t a = 0; a * experts < int64_t(counts.size()); ++a) {
     const auto first = counts.begin() + a * experts;
-    const bool negative = std::any_of(first, first + experts, [](int64_t n) { return n < 0; });
-    if (negative || sum_of({first, first + experts}) != rows ||
+    // A count that no member can have is met before it is added to others.
+    const bool possible =
+        std::all_of(first, first + experts, [&](int64_t n) { return n >= 0 && n <= rows; });
+    if (!possible || sum_of({first, first + experts}) != rows ||
         (a == me && !std::equal(own.begin(), own.end(), first)))
       throw std::runtime_error("expected counts of member " + std::to_string(a) +
                                " that add up to " + std::to_string(rows) +
