@@ -18,6 +18,7 @@ namespace {
 
 using linears::crossed;
 using linears::extent;
+using linears::loss_type;
 using linears::together;
 using linears::whole;
 
@@ -30,8 +31,6 @@ std::vector<Axis> axes_of_tokens(const Case& c) {
 }
 
 // A loss is kept in f32 at least.
-DType loss_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
-
 std::vector<Operand> operands(const Case& c) {
   const int64_t T = c.at("tokens");
   const Layout tokens{

@@ -78,6 +78,7 @@ Local::Local(const Case& c)
       sp(c.has("sp") && c.on("sp")) {}
 
 DType wire_of(const Case& c) { return dtype_from(c.text("wire")).value_or(c.dtype()); }
+DType loss_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
 DType accumulation_of(const Case& c) {
   const bool wide = c.dtype() == DType::f64 || dtype_from(c.text("acc")) == DType::f64;
   return wide ? DType::f64 : DType::f32;

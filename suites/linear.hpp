@@ -31,6 +31,7 @@ struct Local {
 };
 DType wire_of(const Case&);
 DType accumulation_of(const Case&);
+DType loss_type(const Case&);  // of losses: f64 under f64, else f32
 // Integers whose sums of `terms` products of so many factors stay exact in every type that a result
 // passes: storage, accumulation, wire and gradients.
 std::optional<int64_t> range_of_products(const Case&, int64_t terms, int factors = 2);

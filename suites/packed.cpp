@@ -23,6 +23,7 @@ namespace {
 using namespace contexts;
 using linears::crossed;
 using linears::extent;
+using linears::loss_type;
 using linears::together;
 
 // A bound of the family in unit roundoffs of the accumulation; the reference rounds too.
@@ -148,8 +149,6 @@ Targets targets_of(const Case& c, std::span<const double> ids) {
   t.factors = reference::loss_factors(normalisation_of(c), t.labels, t.weights, t.groups, groups);
   return t;
 }
-
-DType loss_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
 
 std::vector<Operand> loss_operands(const Case& c) {
   const Layout rows = tokens_on(c, I());

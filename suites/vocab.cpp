@@ -191,8 +191,6 @@ double share_of(const Case& c) {
   const double V = double(c.at("vocab"));
   return c.text("smoothing") == "others" ? alpha_of(c) * V / (V - 1) : alpha_of(c);
 }
-DType loss_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
-
 std::vector<Operand> loss_operands(const Case& c) {
   const auto logits = token_shape(c, c.at("vocab")), tokens = shape_of_tokens(c);
   Operand labels = ids_of(c, "labels");
