@@ -383,7 +383,7 @@ std::vector<Measurement> measurements_of_files(const Registry& registry, const s
            [&registry, folder](std::vector<Row>& rows) {
              rows.push_back(prepare_judge_linears(registry, folder));
            }},
-          {{"judge_memory", "judge_against_reading", "judge_beyond_reference"},
+          {{"judge_memory", "judge_from_disk", "judge_against_reading", "judge_beyond_reference"},
            [&registry, folder, gib](std::vector<Row>& rows) {
              for (Row& row : large_files(registry, folder, gib)) rows.push_back(std::move(row));
            }}};

@@ -1,5 +1,6 @@
 #include "suites/bench/file_rows.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -133,9 +134,20 @@ void answer_by_reference(const std::string& folder, const Registry& registry) {
     write(card_file(r), fmt::format("{{\"case\": \"{}\"}}", c.digest));
 }
 
+struct Spent {
+  double cpu = 0, wall = 0;  // seconds
+};
+
+template <class Work>
+Spent spent_by(Work work) {
+  const double cpu = cpu_seconds(), wall = now();
+  work();
+  return {cpu_seconds() - cpu, now() - wall};
+}
+
 struct Judging {
   MemoryTold memory;
-  double seconds = 0;  // of CPU
+  Spent spent;
 };
 
 // In a process of its own, whose memory is that of judging alone.
@@ -147,9 +159,8 @@ Judging judge_apart(const std::string& folder, const Registry& registry) {
     try {
       watch_memory();
       Judging j;
-      const double begin = cpu_seconds();
-      require_passed(foreign::judged(folder, registry), "the case of large files");
-      j.seconds = cpu_seconds() - begin;
+      j.spent = spent_by(
+          [&] { require_passed(foreign::judged(folder, registry), "the case of large files"); });
       j.memory = memory_told();
       _exit(::write(ends[1], &j, sizeof j) == sizeof j ? 0 : 1);
     } catch (const std::exception& e) {
@@ -166,16 +177,29 @@ Judging judge_apart(const std::string& folder, const Registry& registry) {
   return j;
 }
 
-// Seconds of CPU, and the bytes that there are.
-std::pair<double, double> read_and_hash(const std::string& folder) {
+double bytes_below(const std::string& folder) {
   double bytes = 0;
-  const double begin = cpu_seconds();
+  for (const auto& entry : fs::directory_iterator(folder)) bytes += double(entry.file_size());
+  return bytes;
+}
+
+Spent read_and_hash(const std::string& folder) {
+  return spent_by([&] {
+    for (const auto& entry : fs::directory_iterator(folder))
+      digest_of(tensors::MappedFile(entry.path()));
+  });
+}
+
+// Files are written out and leave the memory of the system, so that they are read from the disk
+// next. A file system in memory keeps them.
+void leave_memory(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const tensors::MappedFile file(entry.path());
-    digest_of(file);
-    bytes += double(file.bytes().size());
+    const int fd = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    fsync(fd);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
   }
-  return {cpu_seconds() - begin, bytes};
 }
 
 }  // namespace
@@ -223,21 +247,30 @@ std::vector<Row> large_files(const Registry& registry, const std::string& below,
   const Case line = large_line(registry, tokens_for(registry, bytes));
   prepare_case(line, {}, folder.path, registry);
   answer_by_reference(folder.path, registry);
+  leave_memory(folder.path);
+  const Spent cold = read_and_hash(folder.path);
+  leave_memory(folder.path);
+  const Judging from_disk = judge_apart(folder.path, registry);
   read_and_hash(folder.path);  // from here on files lie in memory, as far as it goes
   const Judging j = judge_apart(folder.path, registry);
-  const auto [reading, there] = read_and_hash(folder.path);
+  const Spent reading = read_and_hash(folder.path);
   const auto mib = [](int64_t n) { return double(n) / 0x1p20; };
-  const std::string of = fmt::format("{} ({:.2f} GiB of files)", print(line), there / 0x1p30);
-  return {{"judge_memory", "files", 4, mib(j.memory.beyond), "MiB",
-           fmt::format("that judge holds beyond the reference's own, of {:.0f} in all: {}",
-                       mib(j.memory.peak), of)},
-          {"judge_against_reading", "files", 4, j.seconds / reading, "ratio",
-           fmt::format("judge, {:.2f} s of CPU / reading and hashing, {:.2f} s: {}", j.seconds,
-                       reading, of)},
-          {"judge_beyond_reference", "files", 4, (j.seconds - j.memory.reference_seconds) / reading,
-           "ratio",
-           fmt::format("the same without the {:.2f} s in which the reference computed",
-                       j.memory.reference_seconds)}};
+  const std::string of =
+      fmt::format("{} ({:.2f} GiB of files)", print(line), bytes_below(folder.path) / 0x1p30);
+  return {
+      {"judge_memory", "files", 4, mib(j.memory.beyond), "MiB",
+       fmt::format("that judge holds beyond the reference's own, of {:.0f} in all: {}",
+                   mib(j.memory.peak), of)},
+      {"judge_from_disk", "files", 4, from_disk.spent.wall / cold.wall, "ratio",
+       fmt::format("judge, {:.2f} s / reading and hashing, {:.2f} s, both from the disk: {}",
+                   from_disk.spent.wall, cold.wall, of)},
+      {"judge_against_reading", "files", 4, j.spent.cpu / reading.cpu, "ratio",
+       fmt::format("judge, {:.2f} s of CPU / reading and hashing, {:.2f} s, both from memory: {}",
+                   j.spent.cpu, reading.cpu, of)},
+      {"judge_beyond_reference", "files", 4,
+       (j.spent.cpu - j.memory.reference_seconds) / reading.cpu, "ratio",
+       fmt::format("the same without the {:.2f} s in which the reference computed",
+                   j.memory.reference_seconds)}};
 }
 
 }  // namespace shardproof
