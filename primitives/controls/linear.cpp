@@ -224,6 +224,38 @@ class BiasReducedWithLastForward final : public LinearRow {
   bool last_ = false;
 };
 
+void divided(const View& sums, int64_t by, const View& result) {
+  std::vector<double> each = to_doubles(sums);
+  for (double& value : each) value /= double(by);
+  fill_from(result, each);
+}
+
+// Each rank adds b/p to its product, which sums to b; the gradient follows that division, though
+// nobody sums it.
+struct BiasSharesOfRanks final : RowParallel {
+  void reduce_and_add_bias(Parallel& p, const View& z, const View& b, const View& y) override {
+    const View share = p.workspace(p.accumulate, b.shape), biased = p.workspace(z.dtype, z.shape);
+    divided(b, p.tp.size(), share);
+    add_row(z, share, biased, p.accumulate);
+    RowParallel::reduce_and_add_bias(p, biased, View{}, y);
+  }
+  void bias_gradient(Parallel& p, const View& g, const View& whole, const View& db) override {
+    const View due = p.workspace(p.accumulate, db.shape);
+    RowParallel::bias_gradient(p, g, whole, due);
+    divided(due, p.tp.size(), db);
+  }
+};
+
+// The mean over the ranks stands where the sum over their tokens is due.
+struct BiasGradientAveraged final : RowParallel {
+  void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
+    const View own = p.workspace(p.partial(), db.shape), mean = p.workspace(p.partial(), db.shape);
+    column_sums(g, own, p.accumulate);
+    all_reduce(p.rank, p.tp, own, mean, Reduce::avg);
+    convert(mean, db);
+  }
+};
+
 // Without sp every rank has seen all tokens, and db is summed all the same.
 struct WholeBiasGradientSummed final : RowParallel {
   void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
@@ -243,17 +275,11 @@ struct GatherGemmSwapped final : RowParallel {
 
 // ---- MLP
 
-void mean_of_own_columns(const View& sums, int64_t columns, const View& means) {
-  std::vector<double> m = to_doubles(sums);
-  for (double& value : m) value /= double(columns);
-  fill_from(means, m);
-}
-
 // A norm over the FFN dim with the statistics of the shard.
 struct LocalStatistics final : Mlp {
   void mean_over_ffn(Parallel&, const View& sums, int64_t columns, const View& means,
                      Phase) override {
-    mean_of_own_columns(sums, columns, means);
+    divided(sums, columns, means);
   }
 };
 
@@ -262,7 +288,7 @@ struct LocalStatisticsBackward final : Mlp {
   void mean_over_ffn(Parallel& p, const View& sums, int64_t columns, const View& means,
                      Phase phase) override {
     if (phase == Phase::forward) return Mlp::mean_over_ffn(p, sums, columns, means, phase);
-    mean_of_own_columns(sums, columns, means);
+    divided(sums, columns, means);
   }
 };
 
@@ -344,6 +370,12 @@ const Row rows[] = {
      "tp=2 sp=on microbatches=2", "all forwards of a step before its backwards"},
     {"linear_row", "row_bias_gradient_local", row_with<BiasGradientLocal>, "gradient,replica",
      "forward", "NVIDIA/Megatron-LM 20b7a54", "tp=4 sp=on", "sp=on"},
+    {"linear_row", "row_bias_gradient_over_p", row_with<BiasSharesOfRanks>, "gradient,adjoint",
+     "forward,replica,ledger", "pytorch/torchtitan 4332, pytorch/pytorch 110898", "tp=4",
+     "p >= 2; ratio 1/p"},
+    {"linear_row", "row_bias_gradient_averaged", row_with<BiasGradientAveraged>,
+     "gradient,adjoint,ledger", "forward,replica", "EleutherAI/gpt-neox 1259", "tp=4 sp=on",
+     "sp=on; ratio 1/p"},
     {"linear_row", "row_bias_gradient_summed_whole", row_with<WholeBiasGradientSummed>, "gradient",
      "forward,replica", "NVIDIA/Megatron-LM 2632", "tp=4", "sp=off, p >= 2; ratio p"},
     {"linear_row", "gather_gemm_swapped", row_with<GatherGemmSwapped>, "adjoint", "forward",
