@@ -82,8 +82,9 @@ std::optional<Rejected> refused_attention_block(const Case& line) {
     return Rejected("(heads + 2 kv_heads) head_dim divisible by tp with form=gather",
                     std::to_string(columns) + " rows, tp=" + std::to_string(tp),
                     "the fused weight is cut over all ranks: choose another head_dim");
-  if (auto refused = first_refusal(uncountable({c.rows, c.batch * line.ranks(Axis::dp), hidden}),
-                                   uncountable({columns, hidden})))
+  if (auto refused =
+          first_refusal(countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), hidden}),
+                        countable(whole_operand, {columns, hidden})))
     return refused;
   const int64_t own = c.rows / c.ranks;
   if (line.on("sp") && own % tp)

@@ -316,10 +316,11 @@ Refusal heads(const Case& line) {
                             said(line, "kv_replicas"), "leave it out: it follows from the rest"));
 }
 
-Refusal countable(const Case& line) {
+Refusal countable_heads(const Case& line) {
   const ContextLine c(line);
-  return uncountable({std::max(c.rows, c.key_rows), at_or(line, "batch", 1), line.at("heads"),
-                      std::max(line.at("head_dim"), at_or(line, "v_dim", 0)), 2});
+  return countable(whole_operand,
+                   {std::max(c.rows, c.key_rows), at_or(line, "batch", 1), line.at("heads"),
+                    std::max(line.at("head_dim"), at_or(line, "v_dim", 0)), 2});
 }
 
 // The cp nearest to the asked one by which both counts are divisible; of two the smaller.
@@ -332,16 +333,6 @@ int64_t nearest_legal(int64_t heads, int64_t kv_heads, int64_t asked) {
 }
 
 }  // namespace
-
-std::optional<Rejected> uncountable(std::initializer_list<int64_t> extents) {
-  constexpr double most = std::numeric_limits<int32_t>::max(), exact = 1LL << 53;
-  double n = 1;  // a product of five extents may leave int64_t
-  for (const int64_t extent : extents) n *= double(extent);
-  return when(
-      n > most, "element counts up to 2147483647, the range of MPI's int",
-      (n < exact ? std::to_string(int64_t(n)) : "more than 2^53") + " elements in a whole operand",
-      "choose smaller extents");
-}
 
 ContextLine context_of(const Case& line, std::span<const View> cu_seqlens) {
   ContextLine c(line);
@@ -367,7 +358,7 @@ std::optional<Rejected> refused_context(const Case& line) {
 
 std::optional<Rejected> refused_attention(const Case& line) {
   if (Refusal r = refused_context(line)) return r;
-  return first_refusal(masks(line), heads(line), countable(line), sharpness(line));
+  return first_refusal(masks(line), heads(line), countable_heads(line), sharpness(line));
 }
 
 std::optional<Rejected> refused_attention_alltoall(const Case& line) {

@@ -61,8 +61,8 @@ double number_of(const Case&, const char* key, double fallback);  // fallback wh
 // Ranks of tp that hold the same key heads, where there are fewer of these than ranks.
 int64_t copies_of_keys(const Case&);
 
-// Where the product of extents, those of a whole operand, is beyond MPI's int.
-std::optional<Rejected> uncountable(std::initializer_list<int64_t> extents);
+// Of which a contract over context counts the elements.
+inline constexpr const char* whole_operand = "a whole operand";
 
 // Extents, documents and axes; `each`: heads that the strategy has to cut further over cp.
 std::optional<Rejected> refused_context(const Case&);

@@ -39,19 +39,27 @@ Refusal undivided(const Case& line, const char* key, int64_t divisor, const std:
               said(line, key), "choose a multiple of " + std::to_string(divisor));
 }
 
+namespace {
+
+constexpr int64_t beyond = std::numeric_limits<int64_t>::max();
+int64_t saturating(int64_t a, int64_t b) { return __builtin_mul_overflow(a, b, &a) ? beyond : a; }
+
+}  // namespace
+
 Refusal countable(const Case& line, std::initializer_list<const char*> extents) {
   std::string what;
   int64_t n = 1;
   for (const char* key : extents) {
     what += (what.empty() ? "" : " ") + said(line, key);
-    if (__builtin_mul_overflow(n, line.at(key), &n)) n = std::numeric_limits<int64_t>::max();
+    n = saturating(n, line.at(key));
   }
-  return countable(what, n);
+  return countable(what, {n});
 }
 
-Refusal countable(const std::string& what, int64_t n) {
-  const std::string met =
-      n == std::numeric_limits<int64_t>::max() ? "2^63 or more" : std::to_string(n);
+Refusal countable(const std::string& what, std::initializer_list<int64_t> extents) {
+  int64_t n = 1;
+  for (const int64_t extent : extents) n = saturating(n, extent);
+  const std::string met = n == beyond ? "2^63 or more" : std::to_string(n);
   return when(n > std::numeric_limits<int32_t>::max(),
               "element counts up to 2147483647, the range of MPI's int",
               what + ", " + met + " elements", "choose smaller extents");

@@ -28,9 +28,10 @@ using Refusal = std::optional<Rejected>;
 Refusal when(bool met, std::string expected, std::string what, std::string advice);
 // Unless the divisor, which is called `by`, divides the extent of a key.
 Refusal undivided(const Case&, const char* key, int64_t divisor, const std::string& by);
-// One call moves at most as many elements as MPI's int counts: a product of extents, or `what`.
+// One call moves at most as many elements as MPI's int counts: a product of keys, or of the extents
+// of `what`.
 Refusal countable(const Case&, std::initializer_list<const char*> extents);
-Refusal countable(const std::string& what, int64_t elements);
+Refusal countable(const std::string& what, std::initializer_list<int64_t> extents);
 Refusal other_axes(const Case&);  // than tp, cp and dp
 // Where tokens, and seq and batch, contradict each other, or dp, cp and (under sp) tp do not cut
 // them: tokens, or seq, dim 0 of [seq, batch, ..].

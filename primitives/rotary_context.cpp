@@ -12,7 +12,7 @@ std::optional<Rejected> refused_rotary(const Case& line) {
     return Rejected("heads divisible by tp = " + std::to_string(tp), std::to_string(n),
                     "choose a multiple");
   const ContextLine c(line);
-  return uncountable({c.rows, c.batch * line.ranks(Axis::dp), n, d});
+  return countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), n, d});
 }
 
 void turn(const View& x, const std::vector<int64_t>& positions, double base, int sense, bool single,

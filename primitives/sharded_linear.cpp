@@ -42,8 +42,8 @@ std::optional<Rejected> refused_sharded_linear(const Case& line) {
       when(line.ranks(Axis::tp) > 1, "the axes dp and cp only", said(line, "tp"),
            "parameters are cut over dp and cp, not over tp as well: leave tp at 1"),
       uncut_tokens(line), countable(line, {"tokens", "in"}), countable(line, {"tokens", "out"}),
-      countable("all flat shards", ranks * rows_of_a_block(line.at("out"), ranks) *
-                                       std::accumulate(widths.begin(), widths.end(), int64_t(0))));
+      countable("all flat shards", {ranks, rows_of_a_block(line.at("out"), ranks),
+                                    std::accumulate(widths.begin(), widths.end(), int64_t(0))}));
 }
 
 // ---- Flat shards

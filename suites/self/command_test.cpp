@@ -218,11 +218,11 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
        {"'window'", "at most 16777216 each", "0,9223372036854775807"}},
       {{"explain", "attention_block", "tokens=16777216", "hidden=16777216", "heads=16777216",
         "kv_heads=16777216", "head_dim=16777216"},
-       {"2147483647", "more than 2^53 elements", "smaller extents"}},
+       {"2147483647", "2^63 or more elements", "smaller extents"}},
       {{"explain", "attention_block", "hidden=16777216", "heads=64"},
        {"2147483647", "elements", "smaller extents"}},
       {{"explain", "rotary_context", "tokens=16777216", "heads=16777216", "head_dim=16777216"},
-       {"2147483647", "more than 2^53 elements"}},
+       {"2147483647", "2^63 or more elements"}},
       {{"run", "attention_block", "base=0"}, {"'base'", "from 1e-06", "'0'"}},
       {{"run", "rotary_context", "base=-1"}, {"'base'", "from 1e-06", "'-1'"}},
       {{"run", "attention_ring", "scale=1e308"}, {"'scale'", "to 1e+06", "'1e308'"}},
@@ -471,6 +471,20 @@ TEST_F(Command, ALaunchedRankThatFallsSilentIsNotWaitedForForEver) {
   EXPECT_EQ(WEXITSTATUS(status), 1);
   EXPECT_TRUE(holds(text_of(log), "rank 1 handed in no record within its deadline"))
       << text_of(log);
+}
+
+// Planted faults crash in processes that a rank forked: no rank died, and none says so.
+TEST_F(Command, UnderALauncherNobodySpeaksOfAnEndWhereNoRankDied) {
+  if (!mpi_missing().empty()) GTEST_SKIP() << mpi_missing();
+  Folder folder;
+  const std::string out = folder / "out", err = folder / "err";
+  const std::string gate = fmt::format(
+      "mpiexec -n 2 {} gate mapping_reduce tp=2 --tier smoke --transport mpi > {} 2> {}", program(),
+      out, err);
+  const int status = std::system(gate.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 0) << text_of(out);
+  EXPECT_TRUE(holds(text_of(out), "faults planted in the judge")) << text_of(out);
+  EXPECT_FALSE(holds(text_of(err), "the run ends here")) << text_of(err);
 }
 
 // One all-reduce over tp is due forward: cp has no call, and nothing was broken.
