@@ -332,6 +332,23 @@ TEST(Buffer, NoContiguousReadingSurvivesTransposedStorage) {
   }
 }
 
+// What copies the guard of one buffer onto that of another would leave a zone of equal bytes. bf16
+// marks an element with 4 bits: of 2n elements n are equal by chance once in 2^2n 16^-n times at
+// most, n = 32.
+TEST(Buffer, GuardsOfTwoBuffersDiffer) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32}) {
+    const Buffer one(dtype, {3}), other(dtype, {3});
+    const int64_t size = size_of(dtype), middle = one.view().bytes();
+    for (const int64_t zone : {-Buffer::guard_bytes, middle}) {
+      const std::byte *a = one.view().data + zone, *b = other.view().data + zone;
+      int64_t differ = 0;
+      for (int64_t at = 0; at < Buffer::guard_bytes; at += size)
+        differ += !std::equal(a + at, a + at + size, b + at);
+      EXPECT_GT(2 * differ * size, Buffer::guard_bytes) << name(dtype) << " at " << zone;
+    }
+  }
+}
+
 TEST(Buffer, EveryByteOutsideTheElementsIsGuarded) {
   for (auto strides : {Strides::contiguous, Strides::transposed}) {
     Buffer buffer(DType::f32, {3, 2}, strides);

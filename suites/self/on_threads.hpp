@@ -78,8 +78,7 @@ Outcome run_kernels(const Case& line, const std::vector<Operand>& operands, cons
     const int r = place.state.rank;
     ThreadedRank rank(line, place);
     const auto shard = [&](const Operand& o, const Numbers* whole) {
-      Buffer b(o.fixed_dtype ? o.dtype_override : line.dtype(),
-               local_shape(o.shape, o.layout, mesh, r));
+      Buffer b(stored_type(line, o), local_shape(o.shape, o.layout, mesh, r));
       Numbers local;
       if (whole)
         for (int64_t i : whole_indices(o.shape, o.layout, mesh, r))
