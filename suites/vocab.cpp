@@ -260,7 +260,7 @@ std::vector<Key> loss_keys() {
           "label (Megatron)"};
   how.choices = {"all", "others"};
   keys.push_back(how);
-  keys.push_back(extent("ignored", "0", 0, "every so manieth label is -100; 0: none"));
+  keys.push_back(extent("ignored", "0", 0, "one label in so many is -100; 0: none"));
   keys.push_back(index_key("type of the labels"));
   return keys;
 }

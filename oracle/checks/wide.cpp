@@ -33,81 +33,80 @@ double value(const Single& s) {
 
 bool is_whole(double v) { return (v + rounding) - rounding == v; }
 
-#define SHARDPROOF_WIDE(NAME, TARGET, WIDTH, DOUBLES)                                           \
-  struct NAME {                                                                                 \
-    typedef double Doubles __attribute__((vector_size(8 * WIDTH)));                             \
-    typedef int64_t Words __attribute__((vector_size(8 * WIDTH)));                              \
-    typedef float Floats __attribute__((vector_size(4 * WIDTH)));                               \
-    typedef uint32_t Halves __attribute__((vector_size(4 * WIDTH)));                            \
-    typedef uint16_t Quarters __attribute__((vector_size(2 * WIDTH)));                          \
-                                                                                                \
-    TARGET static size_t floats(const std::byte* from, size_t n, double* to) {                  \
-      size_t i = 0;                                                                             \
-      for (; i + WIDTH <= n; i += WIDTH) {                                                      \
-        Floats v;                                                                               \
-        std::memcpy(&v, from + 4 * i, sizeof v);                                                \
-        const Doubles d = DOUBLES(v);                                                           \
-        std::memcpy(to + i, &d, sizeof d);                                                      \
-      }                                                                                         \
-      return i;                                                                                 \
-    }                                                                                           \
-    TARGET static size_t brain_floats(const std::byte* from, size_t n, double* to) {            \
-      size_t i = 0;                                                                             \
-      for (; i + WIDTH <= n; i += WIDTH) {                                                      \
-        Quarters v;                                                                             \
-        std::memcpy(&v, from + 2 * i, sizeof v);                                                \
-        const Halves bits = __builtin_convertvector(v, Halves) << 16;                           \
-        const Doubles d = DOUBLES((Floats)bits);                                                \
-        std::memcpy(to + i, &d, sizeof d);                                                      \
-      }                                                                                         \
-      return i;                                                                                 \
-    }                                                                                           \
-    TARGET __attribute__((always_inline)) static Doubles at(const double* from) {               \
-      Doubles d;                                                                                \
-      std::memcpy(&d, from, sizeof d);                                                          \
-      return d;                                                                                 \
-    }                                                                                           \
-    TARGET __attribute__((always_inline)) static Doubles at(const Single* from) {               \
-      Floats v;                                                                                 \
-      std::memcpy(&v, from, sizeof v);                                                          \
-      return DOUBLES(v);                                                                        \
-    }                                                                                           \
-    template <class From>                                                                       \
-    TARGET static size_t equal(const From* a, const double* b, size_t n, bool& all) {           \
-      Words same = Words{} == Words{};                                                          \
-      size_t i = 0;                                                                             \
-      for (; i + WIDTH <= n; i += WIDTH) same &= at(a + i) == at(b + i);                        \
-      int64_t each = -1;                                                                        \
-      for (int k = 0; k < WIDTH; ++k) each &= same[k];                                          \
-      all = all && each != 0;                                                                   \
-      return i;                                                                                 \
-    }                                                                                           \
-    /* Two sums, each of which waits for its last addition. A factor that is no whole number is \
-     * off */                                                                                   \
-    /* from the nearest one. */                                                                 \
-    template <class From>                                                                       \
-    TARGET static size_t products(const From* a, const double* b, size_t n, double& sum,        \
-                                  double& magnitude, bool& whole) {                             \
-      const Words no_sign = Words{} + INT64_MAX;                                                \
-      Words off = {};                                                                           \
-      Doubles sums[2] = {}, magnitudes[2] = {};                                                 \
-      size_t i = 0;                                                                             \
-      for (; i + 2 * WIDTH <= n; i += 2 * WIDTH)                                                \
-        _Pragma("GCC unroll 2") for (int h = 0; h < 2; ++h) {                                   \
-          const Doubles x = at(a + i + h * WIDTH), y = at(b + i + h * WIDTH);                   \
-          const Doubles product = x * y;                                                        \
-          sums[h] += product;                                                                   \
-          magnitudes[h] += (Doubles)((Words)product & no_sign);                                 \
-          off |= (Words)(((x + rounding) - rounding) - x);                                      \
-          off |= (Words)(((y + rounding) - rounding) - y);                                      \
-        }                                                                                       \
-      off &= no_sign;                                                                           \
-      for (int k = 0; k < WIDTH; ++k) {                                                         \
-        sum += sums[0][k] + sums[1][k], magnitude += magnitudes[0][k] + magnitudes[1][k];       \
-        whole = whole && off[k] == 0;                                                           \
-      }                                                                                         \
-      return i;                                                                                 \
-    }                                                                                           \
+#define SHARDPROOF_WIDE(NAME, TARGET, WIDTH, DOUBLES)                                     \
+  struct NAME {                                                                           \
+    typedef double Doubles __attribute__((vector_size(8 * WIDTH)));                       \
+    typedef int64_t Words __attribute__((vector_size(8 * WIDTH)));                        \
+    typedef float Floats __attribute__((vector_size(4 * WIDTH)));                         \
+    typedef uint32_t Halves __attribute__((vector_size(4 * WIDTH)));                      \
+    typedef uint16_t Quarters __attribute__((vector_size(2 * WIDTH)));                    \
+                                                                                          \
+    TARGET static size_t floats(const std::byte* from, size_t n, double* to) {            \
+      size_t i = 0;                                                                       \
+      for (; i + WIDTH <= n; i += WIDTH) {                                                \
+        Floats v;                                                                         \
+        std::memcpy(&v, from + 4 * i, sizeof v);                                          \
+        const Doubles d = DOUBLES(v);                                                     \
+        std::memcpy(to + i, &d, sizeof d);                                                \
+      }                                                                                   \
+      return i;                                                                           \
+    }                                                                                     \
+    TARGET static size_t brain_floats(const std::byte* from, size_t n, double* to) {      \
+      size_t i = 0;                                                                       \
+      for (; i + WIDTH <= n; i += WIDTH) {                                                \
+        Quarters v;                                                                       \
+        std::memcpy(&v, from + 2 * i, sizeof v);                                          \
+        const Halves bits = __builtin_convertvector(v, Halves) << 16;                     \
+        const Doubles d = DOUBLES((Floats)bits);                                          \
+        std::memcpy(to + i, &d, sizeof d);                                                \
+      }                                                                                   \
+      return i;                                                                           \
+    }                                                                                     \
+    TARGET __attribute__((always_inline)) static Doubles at(const double* from) {         \
+      Doubles d;                                                                          \
+      std::memcpy(&d, from, sizeof d);                                                    \
+      return d;                                                                           \
+    }                                                                                     \
+    TARGET __attribute__((always_inline)) static Doubles at(const Single* from) {         \
+      Floats v;                                                                           \
+      std::memcpy(&v, from, sizeof v);                                                    \
+      return DOUBLES(v);                                                                  \
+    }                                                                                     \
+    template <class From>                                                                 \
+    TARGET static size_t equal(const From* a, const double* b, size_t n, bool& all) {     \
+      Words same = Words{} == Words{};                                                    \
+      size_t i = 0;                                                                       \
+      for (; i + WIDTH <= n; i += WIDTH) same &= at(a + i) == at(b + i);                  \
+      int64_t each = -1;                                                                  \
+      for (int k = 0; k < WIDTH; ++k) each &= same[k];                                    \
+      all = all && each != 0;                                                             \
+      return i;                                                                           \
+    }                                                                                     \
+    /* Two sums, each of which waits for its last addition. */                            \
+    /* A factor that is no whole number is off from the nearest one. */                   \
+    template <class From>                                                                 \
+    TARGET static size_t products(const From* a, const double* b, size_t n, double& sum,  \
+                                  double& magnitude, bool& whole) {                       \
+      const Words no_sign = Words{} + INT64_MAX;                                          \
+      Words off = {};                                                                     \
+      Doubles sums[2] = {}, magnitudes[2] = {};                                           \
+      size_t i = 0;                                                                       \
+      for (; i + 2 * WIDTH <= n; i += 2 * WIDTH)                                          \
+        _Pragma("GCC unroll 2") for (int h = 0; h < 2; ++h) {                             \
+          const Doubles x = at(a + i + h * WIDTH), y = at(b + i + h * WIDTH);             \
+          const Doubles product = x * y;                                                  \
+          sums[h] += product;                                                             \
+          magnitudes[h] += (Doubles)((Words)product & no_sign);                           \
+          off |= (Words)(((x + rounding) - rounding) - x);                                \
+          off |= (Words)(((y + rounding) - rounding) - y);                                \
+        }                                                                                 \
+      off &= no_sign;                                                                     \
+      for (int k = 0; k < WIDTH; ++k) {                                                   \
+        sum += sums[0][k] + sums[1][k], magnitude += magnitudes[0][k] + magnitudes[1][k]; \
+        whole = whole && off[k] == 0;                                                     \
+      }                                                                                   \
+      return i;                                                                           \
+    }                                                                                     \
   };
 
 #if defined(__x86_64__) && defined(__GNUC__)

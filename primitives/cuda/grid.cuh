@@ -64,8 +64,8 @@ __global__ void each_row(Body body) {
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) body.template row<A>(r, BlockTeam{});
 }
 
-// Neighbouring threads read neighbouring columns; each of the tile's lines of threads takes every
-// so manieth row, and the lines are added in their order.
+// Neighbouring threads read neighbouring columns; line k of the tile's threads takes the rows k,
+// k + tile_lines, k + 2 tile_lines, ..., and the lines are added in their order.
 constexpr int tile_lines = block_threads / warp_threads;
 
 template <class A, class Body>
