@@ -400,6 +400,137 @@ TEST(RunningError, OfANormOnOffsetDataHoldsForCentredFormulasAlone) {
   }
 }
 
+// ---- Roundings that conspire
+//
+// The model allows each operation an error of u of its result, of either sign. Where all of them
+// push one way an error comes near its bound: a bound that lacks the term which covers it fails,
+// and one that is wider than it has to be is far from every error.
+struct Conspiring {
+  double u;
+  double operator()(double exact) const { return exact * (1 + u); }
+  double sum(const Values& v) const {
+    double s = v[0];
+    for (size_t j = 1; j < v.size(); ++j) s = (*this)(s + v[j]);
+    return s;
+  }
+  double squares(Values v) const {
+    for (double& e : v) e = (*this)(e * e);
+    return sum(v);
+  }
+  // One value after the other, both means weighed: three roundings of each summand.
+  double merged_mean(const Values& v) const {
+    const auto& r = *this;
+    double mean = v[0];
+    for (size_t j = 1; j < v.size(); ++j) {
+      const double k = double(j);
+      mean = r(r(mean * r(k / (k + 1))) + r(v[j] * r(1 / (k + 1))));
+    }
+    return mean;
+  }
+};
+
+constexpr double no_eps = 1e-30;
+
+// So fine that products of errors do not count, and double counts as exact.
+reference::Rounding fine_rounding() {
+  reference::Rounding r;
+  r.accumulate = 0x1p-40;
+  return r;
+}
+const double fine = fine_rounding().accumulate;
+
+// The error of one element of a norm without weights, over its bound.
+double share_of_bound(const reference::NormShape& s, const Values& x, size_t at, double got) {
+  const Values ones(x.size(), 1.0), zeros(x.size(), 0.0);
+  const auto y = reference::norm(s, reference::certain(x), ones, zeros, fine_rounding());
+  return std::abs(got - y.value[at]) / y.error[at];
+}
+
+// Two halves with the means M -+ d/2, each a chain of n/2 that rounds away from the other and is
+// off by e' = 3/4 n u M: half of e = 3/2 n u M, what a mean is allowed. They are merged at last,
+// with w = n/4 and d = sqrt(2) sigma, half of S = n sigma^2: S is off by 2 w d (2 e'). Two values
+// hold the other half, |xhat| = sqrt(n)/2, and err by sqrt(n)/2 (2 w d e / S) / 2 = sqrt(2 n)/8
+// e / sigma. The mean alone is allowed e / sigma; merging |xhat| 4 e sqrt(W S) / (2 S) = sqrt(n
+// log2 n)/2 e / sigma, sqrt(8 log2 n) times the error.
+TEST(RunningError, OfMergedPartsIsMoreThanThatOfTheMean) {
+  const size_t n = 1024;
+  const double M = 4096, far = std::sqrt(double(n)) / 2, d = std::sqrt(2.0);
+  Values low(n / 2, M - d / 2);
+  const Values high(n / 2, M + d / 2);
+  low[0] += far, low[1] -= far;
+  Values x = low;
+  x.insert(x.end(), high.begin(), high.end());
+  const double apart = Conspiring{fine}.merged_mean(high) - Conspiring{-fine}.merged_mean(low);
+  const double squares = 2 * far * far + apart * apart * double(n) / 4;
+  const double share = share_of_bound({int64_t(n), no_eps, true, /*uncentred_variance=*/false}, x,
+                                      0, (x[0] - M) / std::sqrt(squares / double(n)));
+  EXPECT_LE(share, 1);
+  EXPECT_GT(share, 0.9 / std::sqrt(8 * std::log2(double(n))));
+}
+
+// mean x^2 above, mean^2 below: n/2 u of the one and n u of the other, out of 2 (n + 4) u of each.
+TEST(RunningError, OfAnUncentredVarianceIsNearlyReached) {
+  const size_t n = 64;
+  Values x(n, 63);
+  std::fill(x.begin() + n / 2, x.end(), 65);
+  const double mean = Conspiring{-fine}.sum(x) / double(n);
+  const double variance = Conspiring{fine}.squares(x) / double(n) - mean * mean;
+  const double share = share_of_bound({int64_t(n), no_eps}, x, 0, -1 / std::sqrt(variance));
+  EXPECT_LE(share, 1);
+  EXPECT_GT(share, 0.6);
+}
+
+// A sum that begins with what is by far its largest term takes every rounding in full.
+Values one_first(size_t n) {
+  Values v(n, 0x1p-20);
+  v[0] = 1;
+  return v;
+}
+
+// Squares and their n - 1 additions that all round up are off by n u, out of (n + 4) u.
+TEST(RunningError, OfAnRmsNormIsReached) {
+  const size_t n = 512;
+  const Values x = one_first(n);
+  const double squares = Conspiring{fine}.squares(x);
+  const double share = share_of_bound({int64_t(n), no_eps, /*centred=*/false}, x, 0,
+                                      x[0] / std::sqrt(squares / double(n)));
+  EXPECT_LE(share, 1);
+  EXPECT_GT(share, 0.9);
+}
+
+// With t = xhat the two terms of dx cancel. Squares that round down make each xhat n/2 u too large,
+// m = mean(t xhat) as much and n u for its own sum, and dx = (t - xhat m) / rms off by 2 n u.
+TEST(RunningError, OfTheGradientOfAnRmsNormIsReached) {
+  const size_t n = 512;
+  const Values x = one_first(n), ones(n, 1.0);
+  const reference::NormShape s{int64_t(n), no_eps, /*centred=*/false};
+  const double inverse = 1 / std::sqrt(Conspiring{-fine}.squares(x) / double(n)),
+               exact = 1 / std::sqrt(Conspiring{0}.squares(x) / double(n));
+  Values t(n), products(n);
+  for (size_t j = 0; j < n; ++j) t[j] = x[j] * exact, products[j] = t[j] * x[j] * inverse;
+  const double along = Conspiring{fine}.sum(products) / double(n);
+  const auto d = reference::norm_backward_loss(s, reference::certain(x), ones,
+                                               reference::certain(t), fine_rounding());
+  const double got = (t[0] - x[0] * inverse * along) * inverse;
+  const double share = std::abs(got - d.x.value[0]) / d.x.error[0];
+  EXPECT_LE(share, 1);
+  EXPECT_GT(share, 0.9);
+}
+
+// Gradients of the weights are sums over the rows: off by n u, out of (rows + 1) u.
+TEST(RunningError, OfTheGradientOfWeightsIsReached) {
+  const size_t rows = 512;
+  const Values x(rows, 3.0), g = one_first(rows), gamma(1, 1.0);
+  const double off = Conspiring{fine}.sum(g) - Conspiring{0}.sum(g);
+  const auto d =
+      reference::norm_backward_loss({1, no_eps, /*centred=*/false}, reference::certain(x), gamma,
+                                    reference::certain(g), fine_rounding());
+  for (const reference::Loss* loss : {&d.gamma, &d.beta}) {
+    EXPECT_LE(off / loss->error[0], 1);
+    EXPECT_GT(off / loss->error[0], 0.9);
+  }
+}
+
 // Activations have a mean far from zero, and nothing else has.
 TEST(Offset, IsOfInputsAlone) {
   const Case line = line_of("norm_sequence tp=2 sp=on dtype=f32 fill=offset");
