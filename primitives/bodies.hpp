@@ -24,7 +24,8 @@
 
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \
-      each(ShardGradient)
+      each(ShardGradient) each(ShardExps) each(LogProbabilities) each(CotangentSum)   \
+          each(LogSoftmaxGradient)
 
 #define SHARDPROOF_EXPERT_BODIES(each) \
   each(TakeRows) each(WeighedRows) each(RowsOfToken) each(ProbGradient)

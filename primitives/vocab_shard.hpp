@@ -7,6 +7,8 @@
 //                  loss_t = (1-s)(log E_t - q_t) + s (log E_t - Z_t/V)
 //                  dz_tj = g_t (exp(z_tj - m_t)/E_t - (1-s) [j = y_t] - s/V)
 //                  a label of -100 is ignored: loss 0, dz 0
+//   log-softmax    y_tj = (z_tj - m_t) - log E_t; dz_tj = g_tj - exp(z_tj - m_t)/E_t G_t, G_t the
+//                  sum of g_tj over the classes of all ranks
 #pragma once
 #include <cmath>
 
@@ -119,6 +121,86 @@ struct ShardSums {
     exps.store(t, exp_sum);
     target.store(t, label < 0 ? A(0) : A(z.load<A>(t * columns + label) - m));
     if (shifted.there()) shifted.store(t, sum);
+  }
+};
+
+// E of the own classes.
+struct ShardExps {
+  static constexpr Shape shape = Shape::rows;
+  Tensor z, greatest, exps;
+  int64_t columns = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(z), f(greatest), f(exps);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const A m = greatest.load<A>(t);
+    A sum = 0;
+    for (int64_t j = team.first(); j < columns; j += team.step())
+      sum += std::exp(z.load<A>(t * columns + j) - m);
+    sum = team.sum(sum);
+    if (team.leads()) exps.store(t, sum);
+  }
+};
+
+struct LogProbabilities {
+  static constexpr Shape shape = Shape::rows;
+  Tensor z, greatest, exps, y;
+  int64_t columns = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(z), f(greatest), f(exps), f(y);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const A m = greatest.load<A>(t), log_sum = std::log(exps.load<A>(t));
+    for (int64_t j = team.first(); j < columns; j += team.step())
+      y.store(t * columns + j, (z.load<A>(t * columns + j) - m) - log_sum);
+  }
+};
+
+// G of the own classes.
+struct CotangentSum {
+  static constexpr Shape shape = Shape::rows;
+  Tensor g, total;
+  int64_t columns = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(g), f(total);
+  }
+  SHARDPROOF_HD int64_t rows() const { return total.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    A sum = 0;
+    for (int64_t j = team.first(); j < columns; j += team.step()) sum += g.load<A>(t * columns + j);
+    sum = team.sum(sum);
+    if (team.leads()) total.store(t, sum);
+  }
+};
+
+struct LogSoftmaxGradient {
+  static constexpr Shape shape = Shape::rows;
+  Tensor z, g, greatest, exps, total, dz;
+  int64_t columns = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(z), f(g), f(greatest), f(exps), f(total), f(dz);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const A m = greatest.load<A>(t), sum = exps.load<A>(t), all = total.load<A>(t);
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      const int64_t i = t * columns + j;
+      dz.store(i, g.load<A>(i) - std::exp(z.load<A>(i) - m) / sum * all);
+    }
   }
 };
 

@@ -39,6 +39,24 @@ void require_labels(In logits, std::span<const int64_t> labels, int64_t classes)
                                   std::to_string(labels[t]) + " at token " + std::to_string(t));
 }
 
+// What E errs by, relative to it: exp magnifies the rounding of z - m; its own error, and K - 1
+// additions in any order, which err by (K - 1) u of the sum at most, without higher terms
+// (Jeannerod and Rump, 2013).
+double error_of_exps(In row, const RowSums& s, double u, double tiny) {
+  const double K = double(row.size());
+  double of_terms = K * tiny;
+  for (double z : row) of_terms += error_of_exp(s.greatest - z, u, 0) / s.exps;
+  const double of_sum = (function_ulps + K) * u;
+  return of_terms + of_sum + of_terms * of_sum;
+}
+
+void require_rows(In logits, int64_t classes) {
+  if (classes < 1 || logits.size() % size_t(classes) != 0)
+    throw std::invalid_argument("reference log_softmax: expected rows of " +
+                                std::to_string(classes) + " logits, met " +
+                                std::to_string(logits.size()) + " elements");
+}
+
 }  // namespace
 
 Values cross_entropy(In logits, std::span<const int64_t> labels, int64_t classes,
@@ -107,11 +125,7 @@ CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64
     const In row = logits.subspan(t * size_t(classes), size_t(classes));
     const RowSums s(row);
     const double L = s.log_sum(), q = row[size_t(labels[t])] - s.greatest;
-    // E: exp magnifies the rounding of z - m; its own error, and K - 1 additions in any order,
-    // which err by (K - 1) u of the sum at most, without higher terms (Jeannerod and Rump, 2013).
-    double of_terms = K * tiny;
-    for (double z : row) of_terms += error_of_exp(s.greatest - z, u, 0) / s.exps;
-    const double of_sum = (function_ulps + K) * u, of_E = of_terms + of_sum + of_terms * of_sum;
+    const double of_E = error_of_exps(row, s, u, tiny);
     if (!(of_E < 1)) {  // nothing is known of its logarithm
       e.loss[t] = infinity;
       std::fill_n(e.logits.begin() + int64_t(t) * classes, classes, infinity);
@@ -135,6 +149,64 @@ CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64
       const double taken = (j == labels[t] ? std::abs(1 - smoothing) : 0) + smoothing / K;
       // The weights, two subtractions, the product with the cotangent.
       e.logits[t * size_t(classes) + size_t(j)] = of_p + 4 * u * (p + of_p + taken);
+    }
+  }
+  return e;
+}
+
+Values log_softmax(In logits, int64_t classes) {
+  require_rows(logits, classes);
+  Values y(logits.size());
+  for (size_t first = 0; first < logits.size(); first += size_t(classes)) {
+    const RowSums s(logits.subspan(first, size_t(classes)));
+    for (size_t i = first; i < first + size_t(classes); ++i)
+      y[i] = logits[i] - s.greatest - s.log_sum();
+  }
+  return y;
+}
+
+Values log_softmax_backward(In logits, int64_t classes, In g) {
+  require_rows(logits, classes);
+  Values d(logits.size());
+  for (size_t first = 0; first < logits.size(); first += size_t(classes)) {
+    const RowSums s(logits.subspan(first, size_t(classes)));
+    double sum = 0;
+    for (double each : g.subspan(first, size_t(classes))) sum += each;
+    for (size_t i = first; i < first + size_t(classes); ++i)
+      d[i] = g[i] - std::exp(logits[i] - s.greatest) / s.exps * sum;
+  }
+  return d;
+}
+
+LogSoftmaxErrors log_softmax_errors(In logits, int64_t classes, In g, double u, double u_y,
+                                    double tiny) {
+  require_rows(logits, classes);
+  const double K = double(classes);
+  LogSoftmaxErrors e{Values(logits.size()), Values(g.size())};
+  for (size_t first = 0; first < logits.size(); first += size_t(classes)) {
+    const In row = logits.subspan(first, size_t(classes));
+    const RowSums s(row);
+    const double of_E = error_of_exps(row, s, u, tiny);
+    const bool known = of_E < 1;  // else nothing is known of its logarithm
+    const double of_log = of_E / (1 - of_E) + function_ulps * u * s.log_sum();
+    double sum = 0, magnitude = 0;  // of g, which exp(z - m)/E or exp(y) is multiplied by
+    for (size_t j = 0; !g.empty() && j < row.size(); ++j)
+      sum += g[first + j], magnitude += std::abs(g[first + j]);
+    const double of_sum = K * u * magnitude, most = std::abs(sum) + of_sum;
+    for (size_t j = 0; j < row.size(); ++j) {
+      constexpr double infinity = std::numeric_limits<double>::infinity();
+      const size_t i = first + j;
+      const double d = s.greatest - row[j], y = d + s.log_sum(), into_y = u * d + of_log;
+      e.y[i] = known ? into_y + u * (y + into_y) : infinity;
+      if (g.empty()) continue;
+      // As an exponent: y as it is kept; a division, exp.
+      const double p = std::exp(-y),
+                   x = of_log + (u + u_y) * (y + into_y) + (function_ulps + 1) * u;
+      const double of_p = error_of_exp(d, u, x) / s.exps + tiny;
+      const double product = of_p * most + p * of_sum;
+      e.logits[i] = known ? product + u * (p * std::abs(sum) + product) +
+                                u * (std::abs(g[i]) + p * std::abs(sum) + product)
+                          : infinity;
     }
   }
   return e;

@@ -5,6 +5,8 @@
 //              dz_j = g (exp(z_j - m)/E - (1-s) [j = y] - s/V)
 //   a label of -100 is ignored: loss 0, gradient 0
 //
+//   log-softmax  y_j = (z_j - m) - log E            dz_j = g_j - exp(z_j - m)/E sum_k g_k
+//
 //   packed     tokens predict their successor in the same document; w are weights (masks)
 //              N1 = sum w loss / max(1, sum w) over everything
 //              N2 = mean over groups of [sum w loss / max(1, sum w)] (groups: microbatches,
@@ -36,6 +38,17 @@ CrossEntropyErrors cross_entropy_errors(In logits, std::span<const int64_t> labe
 CrossEntropyErrors shifted_cross_entropy_errors(In logits, std::span<const int64_t> labels,
                                                 int64_t classes, double smoothing, double u,
                                                 double tiny);
+
+// Rows of `classes` logits; g [T, classes].
+Values log_softmax(In logits, int64_t classes);
+Values log_softmax_backward(In logits, int64_t classes, In g);
+// Bounds on what an implementation in unit roundoff u may err by before it stores, whose backward
+// takes exp of y or exp(z - m) / E; y is kept in u_y.
+struct LogSoftmaxErrors {
+  Values y, logits;
+};
+LogSoftmaxErrors log_softmax_errors(In logits, int64_t classes, In g, double u, double u_y,
+                                    double tiny);
 
 enum class Normalisation : uint8_t { tokens, groups };  // N1, N2
 // Factor of each token's loss in the scalar: w_t / max(1, sum w), over all tokens (N1) or over the

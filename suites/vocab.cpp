@@ -10,6 +10,7 @@
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
 #include "primitives/vocab_line.hpp"
+#include "primitives/vocab_log_softmax.hpp"
 #include "reference/embedding.hpp"
 #include "reference/loss.hpp"
 #include "suites/linear.hpp"
@@ -338,13 +339,115 @@ Contract vocab_cross_entropy() {
   return c;
 }
 
+// ---- Log-softmax
+
+std::vector<Operand> softmax_operands(const Case& c) {
+  const auto logits = token_shape(c, c.at("vocab"));
+  Operand y{"y", Operand::output, logits, tokens_on(S(last(logits)))};
+  y.dtype_override = loss_type(c), y.fixed_dtype = true;
+  return {{"logits", Operand::input, logits, tokens_on(S(last(logits)))}, y};
+}
+
+// In unit roundoffs of the accumulation; the reference rounds as well. g: the cotangent, or none.
+reference::LogSoftmaxErrors softmax_errors_of(const Case& c, const Whole& logits, reference::In g) {
+  const double u = precision_of(c, Declared{}).u_acc, of_reference = unit_roundoff(DType::f64);
+  auto errors = reference::log_softmax_errors(logits.value, c.at("vocab"), g, u + of_reference,
+                                              std::max(u, unit_roundoff(loss_type(c))),
+                                              smallest_subnormal(accumulation_of(c)));
+  for (Values* list : {&errors.y, &errors.logits})
+    for (double& e : *list) e /= u;
+  return errors;
+}
+
+std::vector<Whole> softmax_forward(const Case& c, std::span<const Whole> in,
+                                   std::vector<Gauge>* gauges) {
+  if (gauges) {
+    Gauge g;
+    g.bound = softmax_errors_of(c, in[0], {}).y;
+    *gauges = {g};
+  }
+  return {whole(in[0].shape, reference::log_softmax(in[0].value, c.at("vocab")))};
+}
+
+std::vector<Whole> softmax_backward(const Case& c, std::span<const Whole> in,
+                                    std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+  if (gauges) {
+    Gauge g;
+    g.bound = softmax_errors_of(c, in[0], cot[0].value).logits;
+    *gauges = {g};
+  }
+  return {whole(in[0].shape,
+                reference::log_softmax_backward(in[0].value, c.at("vocab"), cot[0].value))};
+}
+
+std::vector<Traffic> softmax_traffic(const Case& c, const std::string&, int) {
+  const Local l(c);
+  if (l.p == 1) return {};
+  const Traffic sum = call(Op::all_reduce, false, l.tokens, accumulation_of(c));
+  Traffic maximum = sum, of_cotangents = sum;
+  maximum.reduce = Reduce::max, maximum.cancels = true;
+  of_cotangents.backward = true;
+  return {maximum, sum, of_cotangents};
+}
+
+std::vector<std::string> softmax_cases(const std::string& tier) {
+  const auto smoke = crossed(
+      {"vocab_log_softmax"},
+      {"tp=2", "tp=4 dtype=bf16", "tp=2 dp=2 seq=8 batch=3 strides=transposed", "tp=4 fill=large"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"vocab_log_softmax", "vocab_log_softmax tp=2",
+                                       "vocab_log_softmax tp=3", "vocab_log_softmax tp=4",
+                                       "vocab_log_softmax tp=8"};
+  const auto ci = together(
+      {smoke, crossed(ranks, {"", "dtype=f32", "dtype=bf16"}),
+       crossed({"vocab_log_softmax tp=3", "vocab_log_softmax tp=8"},
+               {"dtype=f16", "fill=large", "dtype=f32 fill=large", "dtype=f32 acc=f64",
+                "dtype=bf16 fill=large", "dtype=f32 fill=cancelling"}),
+       crossed({"vocab_log_softmax"},
+               {"tp=4 dp=2", "tp=2 cp=2 dp=2", "tp=2 dp=2 order=dp,tp", "tp=4 strides=transposed",
+                "tp=4 strides=expanded", "tp=4 strides=expanded_inputs dtype=f32", "tp=4 vocab=4",
+                "tp=4 tokens=1", "tp=2 vocab=2 dtype=f32 fill=large", "tp=4 vocab=512 dtype=f32",
+                "dp=2", "cp=4"})});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed(crossed({"vocab_log_softmax"}, {"tp=5 vocab=130", "tp=6 vocab=1002",
+                                                               "tp=8 vocab=504 tokens=72"}),
+                               {"", "dtype=f32", "dtype=bf16", "dtype=f32 fill=large", "seed=2"})});
+}
+
+Contract vocab_log_softmax() {
+  Contract c;
+  c.name = "vocab_log_softmax";
+  c.family = "vocab";
+  c.summary = "log-probabilities, classes cut over tp";
+  c.keys = token_keys();
+  c.keys.push_back(extent("vocab", "48", 1, "classes"));
+  c.precondition = primitives::refused_vocab_loss;
+  c.operands = softmax_operands;
+  c.forward = softmax_forward;
+  c.backward = softmax_backward;
+  c.traffic = softmax_traffic;
+  c.cases = softmax_cases;
+  c.illegal = {"vocab_log_softmax tp=4 vocab=10",
+               "vocab_log_softmax tp=2 dp=2 tokens=9",
+               "vocab_log_softmax tp=2 seq=3 batch=2 dp=2",
+               "vocab_log_softmax tp=2 batch=2",
+               "vocab_log_softmax tp=2 seq=8 batch=3 tokens=20",
+               "vocab_log_softmax tp=2 ep=2",
+               "vocab_log_softmax tp=2 pp=2"};
+  c.witnesses = {"vocab_log_softmax tp=2", "vocab_log_softmax tp=3", "vocab_log_softmax tp=4",
+                 "vocab_log_softmax tp=2 dp=2"};
+  return c;
+}
+
 }  // namespace
 
 void family_vocab(Registry& r) {
   r.add(vocab_embedding());
   r.add(vocab_cross_entropy());
+  r.add(vocab_log_softmax());
   add_ours<primitives::VocabEmbedding>(r, "vocab_embedding");
   add_ours<primitives::VocabCrossEntropy>(r, "vocab_cross_entropy");
+  add_ours<primitives::VocabLogSoftmax>(r, "vocab_log_softmax");
 }
 
 }  // namespace shardproof

@@ -9,6 +9,7 @@
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
 #include "primitives/vocab_line.hpp"
+#include "primitives/vocab_log_softmax.hpp"
 #include "primitives/vocab_shard.hpp"
 
 namespace shardproof {
@@ -301,6 +302,36 @@ struct LogitsShiftedInPlace final : OnOtherLogits {
   }
 };
 
+// ---- Log-softmax
+
+// The cotangent is handed on: right behind a loss of labels whose own backward knows the softmax,
+// and wrong for every other use of y.
+struct CotangentHandedOn final : VocabLogSoftmax {
+  void backward(Rank&, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    convert(cotangents[0], gradients[0]);
+  }
+};
+
+// A class takes its share of the cotangents of its own rank alone.
+struct CotangentsOfShard final : VocabLogSoftmax {
+  void sum_of_cotangents(Parallel&, const View& own, const View& all) const override {
+    convert(own, all);
+  }
+};
+
+// Each rank's probabilities add up to 1.
+struct SoftmaxOfShard final : VocabLogSoftmax {
+  void sum_of_exps(Parallel&, const View& own, const View& all) const override {
+    convert(own, all);
+  }
+};
+
+// Sums of ranks that subtracted different maxima.
+struct MaximumOfShard final : VocabLogSoftmax {
+  void maximum(Parallel&, const View& own, const View& all) const override { convert(own, all); }
+};
+
 // ---- What catches them
 
 using controls::Row;
@@ -308,6 +339,7 @@ using controls::twin;
 
 const char* const table = "vocab_embedding";
 const char* const loss = "vocab_cross_entropy";
+const char* const softmax = "vocab_log_softmax";
 const char* const smoothed = "tp=4 label_smoothing=0.1";
 
 const Row rows[] = {
@@ -368,6 +400,16 @@ const Row rows[] = {
     {loss, "logits_shifted_in_place", twin<LogitsShiftedInPlace>, "memory",
      "forward,gradient,ledger", "NVIDIA/Megatron-LM, vocab_parallel_cross_entropy of f32 logits",
      "tp=4", "f32 logits are handed on as they are", true},
+
+    {softmax, "log_softmax_backward_identity", twin<CotangentHandedOn>, "gradient,gradcheck,ledger",
+     "forward", "pytorch/pytorch 190746", "tp=4", "cotangents of a token that do not add up to 0"},
+    {softmax, "log_softmax_cotangents_of_shard", twin<CotangentsOfShard>,
+     "gradient,gradcheck,ledger", "forward", "neighbour of pytorch/pytorch 190746", "tp=4",
+     "p >= 2"},
+    {softmax, "log_softmax_of_shard", twin<SoftmaxOfShard>, "forward,gradient,ledger", "",
+     "a softmax over a shard of the vocabulary", "tp=4", "p >= 2"},
+    {softmax, "log_softmax_local_maximum", twin<MaximumOfShard>, "forward,gradient,ledger", "",
+     "the maximum of a shard taken for that of the row", "tp=4", "p >= 2"},
 };
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "primitives/sharded.hpp"
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
+#include "primitives/vocab_log_softmax.hpp"
 #include "primitives/zigzag_exchange.hpp"
 
 namespace shardproof::cuda {
@@ -105,6 +106,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
+    DeviceKernel{"vocab_log_softmax", ours<primitives::VocabLogSoftmax>},
     DeviceKernel{"expert_alltoall", ours<primitives::ExpertAlltoall>},
     DeviceKernel{"expert_balance", ours<primitives::ExpertBalance>},
     DeviceKernel{"mapping_copy", made<mapping_copy>},

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 
 #include "oracle/gate.hpp"
 #include "oracle/report.hpp"
@@ -210,6 +212,22 @@ CheckResult ledger_of(const Registry& registry) {
   const Report r = run_line(parse("mapping_reduce tp=2 tokens=4 hidden=3 subject=halves", registry),
                             options, registry, silent);
   return r.cases.at(0).checks.at(0);
+}
+
+// An order of a sum is free within every bound: copies alone may not part by it. Where a contract
+// has none it is equivalent, and nowhere else.
+TEST(OwnOrder, IsEquivalentWhereNoResultHasCopies) {
+  const auto outcomes = [](const std::string& contract) {
+    Options o = quiet(contract);
+    o.tier = "smoke";
+    std::set<std::string> met;
+    for (const ControlResult& c : gate(all_families(), o).controls)
+      if (c.name == "own_order") met.insert(std::string(name(c.outcome)) + ": " + c.reason);
+    return met;
+  };
+  EXPECT_EQ(outcomes("vocab_log_softmax"), (std::set<std::string>{"equivalent: no copies"}));
+  EXPECT_TRUE(outcomes("vocab_cross_entropy").contains("caught: "));
+  EXPECT_FALSE(outcomes("vocab_cross_entropy").contains("equivalent: no copies"));
 }
 
 TEST(OwnTraffic, TakesThePlaceOfTheContracts) {

@@ -117,6 +117,10 @@ TEST(VocabTraffic, CallsInTheirOrder) {
   EXPECT_EQ(calls("vocab_cross_entropy tp=4 tokens=12 label_smoothing=0.1").size(), 4u);
   EXPECT_EQ(calls("vocab_cross_entropy tp=4 tokens=12 label_smoothing=0").size(), 3u);
   EXPECT_EQ(calls("vocab_cross_entropy label_smoothing=0.1"), Calls{});
+  EXPECT_EQ(
+      calls("vocab_log_softmax tp=4 dp=2 tokens=24 dtype=bf16"),
+      (Calls{"F all_reduce max 12 f32", "F all_reduce sum 12 f32", "B all_reduce sum 12 f32"}));
+  EXPECT_EQ(calls("vocab_log_softmax dp=2"), Calls{});
 }
 
 TEST(VocabLabels, AreDrawnOrStatedWithIgnoredOnes) {
@@ -306,6 +310,34 @@ TEST(CrossEntropyTwins, SmoothingOverAPartitionIsOffByItsShare) {
   }
 }
 
+Outcome log_probabilities(const std::string& words, const Numbers& logits, const Numbers& g) {
+  return on_ranks("vocab_log_softmax " + words, {logits}, g);
+}
+
+// p = (1, 1, 2)/4, beside it the same logits far away. G = 1 + 2 + 5 = 8, then 0.
+TEST(LogSoftmaxOnRanks, IsThatOfTheWholeRow) {
+  const double log2 = std::log(2.0), far = 1000;
+  const Numbers z{0, 0, log2, far, far, far + log2}, g{1, 2, 5, 3, -4, 1};
+  for (const char* tp : {"tp=1", "tp=3"})
+    for (const auto& [dtype, within] : {std::pair("", 1e-12), {" dtype=f32", 1e-4}}) {
+      SCOPED_TRACE(std::string(tp) + dtype);
+      const Outcome run = log_probabilities(std::string(tp) + " tokens=2 vocab=3" + dtype, z, g);
+      expect_near(run.outputs[0], {-2 * log2, -2 * log2, -log2, -2 * log2, -2 * log2, -log2},
+                  within);
+      expect_near(run.gradients[0], {1 - 2, 2 - 2, 5 - 4, 3, -4, 1}, within);
+    }
+}
+
+// A class that takes nothing of the others' cotangents is off by p G; one that takes those of its
+// rank, by p times what other ranks have of G.
+TEST(LogSoftmaxTwins, AreOffByTheirShareOfTheCotangents) {
+  const Numbers z{0, 0, std::log(2.0), 0}, g{1, 2, 5, 2};
+  const std::string words = "tp=2 tokens=1 vocab=4 control=log_softmax_";
+  expect_near(log_probabilities(words + "backward_identity", z, g).gradients[0], g, 0);
+  expect_near(log_probabilities(words + "cotangents_of_shard", z, g).gradients[0],
+              {1 - 0.2 * 3, 2 - 0.2 * 3, 5 - 0.4 * 7, 2 - 0.2 * 7}, 1e-15);
+}
+
 TEST(EmbeddingTwins, OfTokensOfOneIdTheLastRemains) {
   const Numbers ids{1, 0, 1, 1}, w{0, 0}, g{1, 2, 4, 8};
   const std::string words = "tp=2 tokens=4 vocab=2 hidden=1";
@@ -386,6 +418,53 @@ TEST(Bounds, HoldForFloatAndAreNotWide) {
         }
 }
 
+// y, and dz by exp(z - m) / E or, where `by_exp_of_y`, by exp(y); every operation in float.
+InFloat log_softmax_in_float(const Numbers& z, const Numbers& g, size_t V, bool by_exp_of_y) {
+  InFloat r;
+  for (size_t first = 0; first < z.size(); first += V) {
+    const std::vector<float> row(z.begin() + ptrdiff_t(first), z.begin() + ptrdiff_t(first + V));
+    const float m = *std::max_element(row.begin(), row.end());
+    float E = 0, G = 0;
+    for (float x : row) E += std::exp(x - m);
+    for (size_t j = 0; j < V; ++j) G += float(g[first + j]);
+    for (size_t j = 0; j < V; ++j) {
+      const float y = (row[j] - m) - std::log(E);
+      r.loss.push_back(y);
+      r.dz.push_back(float(g[first + j]) -
+                     (by_exp_of_y ? std::exp(y) : std::exp(row[j] - m) / E) * G);
+    }
+  }
+  return r;
+}
+
+// Within bounds by either formula, and within 1/50 and 1/20 of them somewhere.
+TEST(Bounds, OfLogProbabilitiesHoldForFloatAndAreNotWide) {
+  constexpr size_t tokens = 64;
+  for (const size_t V : {2u, 8u, 512u})
+    for (const double scale : {1.0, 30.0})
+      for (const double offset : {0.0, 4096.0})
+        for (const bool by_exp_of_y : {false, true}) {
+          const Stream123 stream(3, "logits");
+          Numbers z(tokens * V), g(tokens * V);
+          for (size_t i = 0; i < z.size(); ++i) {
+            z[i] = double(float(offset + scale * stream.normal(i)));
+            g[i] = double(float(stream.normal(z.size() + i)));
+          }
+          const double u = 0x1p-24 + 0x1p-53;
+          const auto bound = reference::log_softmax_errors(z, int64_t(V), g, u, u, 0x1p-149);
+          const InFloat met = log_softmax_in_float(z, g, V, by_exp_of_y);
+          const double y = worst_ratio(met.loss, reference::log_softmax(z, int64_t(V)), bound.y),
+                       dz = worst_ratio(met.dz, reference::log_softmax_backward(z, int64_t(V), g),
+                                        bound.logits);
+          SCOPED_TRACE(std::to_string(V) + " classes, scale " + std::to_string(scale) +
+                       ", offset " + std::to_string(offset) + (by_exp_of_y ? ", exp(y)" : ""));
+          EXPECT_LE(y, 1);
+          EXPECT_GE(y, 0.02);
+          EXPECT_LE(dz, 1);
+          EXPECT_GE(dz, 0.05);
+        }
+}
+
 // Sums longer than 1/u, or exponents off by whole units: no error is too large, and no bound is
 // NaN.
 TEST(Bounds, KnowNothingWhereEverySumMayBeWrong) {
@@ -393,7 +472,8 @@ TEST(Bounds, KnowNothingWhereEverySumMayBeWrong) {
   const int64_t labels[] = {1, 2};
   for (const double u : {0x1p-1, 0x1p-8, 0x1p-53}) {
     const auto e = reference::shifted_cross_entropy_errors(z, labels, 3, 0.1, u, 0x1p-149);
-    for (const Numbers& list : {e.loss, e.logits})
+    const auto y = reference::log_softmax_errors(z, 3, z, u, u, 0x1p-149);
+    for (const Numbers& list : {e.loss, e.logits, y.y, y.logits})
       for (double bound : list) {
         EXPECT_GT(bound, 0);
         EXPECT_EQ(std::isinf(bound), u == 0.5) << u << " " << bound;
