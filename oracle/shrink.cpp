@@ -173,7 +173,7 @@ void plainer_words(const Case& line, const Handles& h, std::vector<Case>& out) {
 // Smaller values of an extent, ascending: the first few, its divisors, its half, one less.
 std::vector<int64_t> smaller(int64_t value, int64_t low) {
   constexpr int64_t few = 8;
-  std::set<int64_t> values{low, value / 2, value - 1};
+  std::set<int64_t> values{value / 2, value - 1};
   for (int64_t v = low; v < low + few; ++v) values.insert(v);
   for (int64_t d = 1; d * d <= value; ++d)
     if (value % d == 0) values.insert({d, value / d});

@@ -164,13 +164,10 @@ bool own_parts(const Wrongness& w) {
   const auto& [first, n] = *copies.begin();
   (void)first;
   if (n < 2) return false;
-  bool distinct = false;
-  for (const WrongElement& e : w.wrong) {
-    const auto& [total, magnitude] = sum[e.at];
-    if (!(std::abs(total - e.want) <= alike * magnitude)) return false;
-    distinct = distinct || e.got != w.wrong[0].got;
-  }
-  return distinct;
+  return all(w, [&](const WrongElement& e) {
+    const auto& [total, magnitude] = sum.at(e.at);
+    return std::abs(total - e.want) <= alike * magnitude;
+  });
 }
 
 // Closer to the truth of the same place than what a pattern tells apart.

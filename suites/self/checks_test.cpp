@@ -397,6 +397,51 @@ TEST(Patterns, PlacesAndContents) {
       "one element of rank 1");
 }
 
+// A place is named where all of it is wrong and nothing else is.
+TEST(Patterns, PlacesThatAreWrongInPartAreNotNamed) {
+  auto play = gather(2, "", {12, 6});
+  const auto rows_4_and_6 = [](int, int64_t i, double v) {
+    return i / 6 == 4 || i / 6 == 6 ? nan_value : v;
+  };
+  EXPECT_EQ(planted(*play, rows_4_and_6).pattern, "NaN");
+  Play cut(
+      contract({8, 6}, on_tp(P()), on_tp(S(0))), "tp=4",
+      [](const Locals& x) { return reduce_scatter(x); }, all_gather);
+  const auto three_of_rank_3 = [](int r, int64_t i, double v) {
+    return r == 3 && i % 4 == 0 ? nan_value : v;
+  };
+  EXPECT_EQ(planted(cut, three_of_rank_3).pattern, "NaN");
+  play = gather(2, "", {12, 6});
+  const auto uneven = [](int, int64_t i, double v) { return v + double(i * i % 7) + 1; };
+  EXPECT_EQ(planted(*play, uneven).pattern, "all");
+}
+
+// Copies agree where all are wrong alike, and nobody knows of them where some rows are.
+TEST(Patterns, OfSomeRowsNothingIsSaidOfReplicas) {
+  auto play = reduce(4);
+  const Finding f = planted(*play, [](int, int64_t i, double v) { return i < 6 ? 4 * v : v; });
+  EXPECT_EQ(f.pattern, "row 0, x 4.000 = tp");
+  EXPECT_EQ(f.means.find("replicas agree"), std::string::npos) << f.means;
+}
+
+TEST(Patterns, OwnPartsAlongTwoAxes) {
+  const Layout parts{{Axis::tp, P()}, {Axis::cp, P()}}, sum{{Axis::tp, I()}, {Axis::cp, I()}};
+  Play play(contract({4, 6}, parts, sum), "tp=2 cp=2", same(), same());
+  const Finding f = play.judge("forward").findings.at(0);
+  EXPECT_EQ(f.pattern, "all, each rank holds its own part");
+  EXPECT_EQ(f.means, "the parts of the ranks add up to the truth: the reduction is missing");
+}
+
+// The first two of ten are there: no place is known, and what they have in common is theirs alone.
+TEST(Patterns, OfTheFirstOfManyOnlyTheContentIsSaid) {
+  const Mesh mesh({{Axis::tp, 2}});
+  const Operand y{"y", Operand::output, {4, 6}, on_tp(S(0))};
+  const WrongElement first[] = {{0, 0, 0, 3}, {1, 0, 0, 4}};
+  const Whole want{{4, 6}, std::vector<double>(24, 1.0)};
+  EXPECT_EQ(pattern_of({first, 10, 24, &want, &y, y.layout, &mesh}).text,
+            "zero, as far as the first 2 of them go");
+}
+
 // ---- Adjoint: what the classic mistakes read ----
 
 enum Reads { one, p, one_over_p, other };

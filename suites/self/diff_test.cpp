@@ -174,6 +174,28 @@ TEST_F(Diff, CallsAndBytesThatChangedAreSaidOnceALine) {
   EXPECT_TRUE(d.lost.empty());
 }
 
+TEST_F(Diff, OtherBytesInAsManyCallsAreSaid) {
+  Given a, b;
+  a.checks = {check("c tp=2", "forward", "passed")};
+  b.checks = {check("c tp=2", "forward", "passed", "null", "4, 1024")};
+  EXPECT_EQ(told(diff(a, b).changed),
+            (Texts{"traffic | c tp=2 | 4 calls, 512 bytes -> 4 calls, 1024 bytes"}));
+}
+
+TEST_F(Diff, MarginsThatFellToAThird) {
+  const auto worse = [&](const char* before, const char* after) {
+    Given a, b;
+    a.controls = {control("twin", "caught", before)};
+    b.controls = {control("twin", "caught", after)};
+    const ReportDiff d = diff(a, b);
+    EXPECT_TRUE(d.lost.empty());
+    return told(d.worse);
+  };
+  EXPECT_EQ(worse("60.0", "20.0"), (Texts{"margin | twin on c tp=2 control=twin | 60 -> 20"}));
+  EXPECT_EQ(worse("60.0", "20.1"), Texts{});
+  EXPECT_EQ(worse("20.0", "60.0"), Texts{});
+}
+
 TEST_F(Diff, ControlsAndMarginsThatWereLost) {
   const auto lost = [&](const std::string& before, const std::string& after) {
     Given a, b;

@@ -91,6 +91,26 @@ TEST(Drift, RunsOnThreadsToTheSameBits) {
   EXPECT_EQ(forked.last_loss, threads.last_loss);
 }
 
+// Four batches that come again, microbatches that follow one another in them, draws that never
+// repeat.
+TEST(Drift, DataDifferInBatchesAndMicrobatchesAndDrawsInEachOfThem) {
+  const Case line = parse("block tp=2 sp=on microbatches=2", registry());
+  const Contract& c = registry().contract("block");
+  const Operand x = c.operands(line)[0], y = c.operands(line).back();
+  ASSERT_EQ(y.role, Operand::output);
+  std::set<std::vector<double>> inputs, targets;
+  std::set<std::string> draws;
+  for (int64_t step = 0; step < 8; ++step)
+    for (int64_t m = 0; m < 2; ++m) {
+      inputs.insert(drift::input_of(line, x, line.mesh(), step, m).value);
+      targets.insert(drift::target_of(line, y, line.mesh(), step, m).value);
+      draws.insert(drift::line_of(line, step, m).text("draw"));
+    }
+  EXPECT_EQ(inputs.size(), 8u);
+  EXPECT_EQ(targets.size(), 8u);
+  EXPECT_EQ(draws.size(), 16u);
+}
+
 // ---- Samples: microbatch x microbatches x dp; tp and cp do not count
 
 std::vector<ShotRecord> first_step(const std::string& text) {

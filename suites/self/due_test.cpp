@@ -4,6 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+
+#include "oracle/device.hpp"
 
 namespace shardproof {
 namespace {
@@ -197,6 +203,104 @@ TEST(Due, WitnessesFollowTheDeclaration) {
     two_ranks = two_ranks || line.world() == 2;  // the contract's own one gathers its output
   }
   EXPECT_TRUE(two_ranks);
+}
+
+// A contract that names none is tried on cases of its own, one of each shape.
+TEST(Due, WithoutWitnessesCasesStandForThem) {
+  const Registry families = all_families();
+  Contract c = families.contract("mapping_copy");
+  c.witnesses.clear();
+  std::multiset<std::string> shapes;
+  for (const Case& line : witnesses_due(c, families, "processes", "")) {
+    EXPECT_EQ(line.dtype(), DType::f64);
+    int axes = 0;
+    for (Axis a : {Axis::tp, Axis::cp, Axis::dp, Axis::ep, Axis::pp}) axes += line.ranks(a) > 1;
+    shapes.insert(std::to_string(line.world()) + "x" + std::to_string(axes));
+  }
+  EXPECT_EQ(shapes, (std::multiset<std::string>{"2x1", "3x1", "4x1", "4x2"}));
+}
+
+// ---- What a gate has to ask, counted apart from the plan
+
+std::multiset<std::string> canonical(const Plan& p, const std::function<bool(const Due&)>& is) {
+  std::multiset<std::string> lines;
+  for (const Due& d : p.due)
+    if (is(d)) lines.insert(print_canonical(d.line));
+  return lines;
+}
+
+TEST(Plan, HoldsEveryLineOfItsTierOnceAndEveryIllegalOne) {
+  const Registry families = all_families();
+  for (const std::string tier : {"smoke", "ci"}) {
+    Options o = smoke();
+    o.tier = tier;
+    const Plan p = planned(o, families);
+    std::set<std::string> legal, illegal;
+    for (const Contract& c : families.contracts()) {
+      for (const std::string& text : c.cases(tier))
+        legal.insert(print_canonical(parse(text, families)));
+      for (const std::string& text : c.illegal)
+        illegal.insert(print_canonical(parse(text, families)));
+    }
+    const auto is_case = [](const Due& d) { return d.what == Due::healthy && !d.stored; };
+    EXPECT_EQ(canonical(p, [&](const Due& d) { return is_case(d) && !d.illegal; }),
+              std::multiset<std::string>(legal.begin(), legal.end()))
+        << tier;
+    EXPECT_EQ(canonical(p, [&](const Due& d) { return is_case(d) && d.illegal; }),
+              std::multiset<std::string>(illegal.begin(), illegal.end()))
+        << tier;
+  }
+}
+
+TEST(Plan, HoldsEveryControlOnItsWitness) {
+  const Registry families = all_families();
+  std::multiset<std::string> due;
+  for (const Control& c : families.controls()) {
+    if (on_device(c, families)) continue;
+    Case line = parse(c.witness, families);
+    line.set("control", c.name);
+    due.insert(print_canonical(line));
+  }
+  EXPECT_EQ(canonical(planned(smoke(), families),
+                      [](const Due& d) { return d.what == Due::named_control; }),
+            due);
+}
+
+// What once failed stays due, unless a tier has the line by itself.
+TEST(Plan, HoldsEveryStoredLine) {
+  const Registry families = all_families();
+  const Plan p = planned(smoke(), families);
+  size_t stored = 0;
+  for (const Regression& r : families.regressions()) {
+    const Case line = parse(r.line, families);
+    if (line.text("transport") != "processes" || line.text("device") != "host") continue;
+    EXPECT_TRUE(any(p, [&](const Due& d) {
+      return d.what == Due::healthy && print_canonical(d.line) == print_canonical(line);
+    })) << r.line;
+  }
+  for (const Due& d : p.due) stored += d.stored;
+  EXPECT_GT(stored, 0u);
+  for (const Due& d : p.due)
+    EXPECT_TRUE(!d.stored || std::any_of(families.regressions().begin(),
+                                         families.regressions().end(), [&](const Regression& r) {
+                                           return print_canonical(parse(r.line, families)) ==
+                                                  print_canonical(d.line);
+                                         }));
+}
+
+TEST(Plan, SeveralSeedsAreDifferentOnes) {
+  Options o = smoke();
+  o.patterns = {"mapping_copy tp=2"};
+  o.controls = false;
+  o.seed = 7, o.seeds = 3;
+  std::map<std::string, std::set<uint64_t>> seeds;
+  for (const Due& d : planned(o, all_families()).due) {
+    Case line = d.line;
+    line.set("seed", "1");
+    if (!d.illegal && !d.stored) seeds[print_canonical(line)].insert(d.line.seed());
+  }
+  EXPECT_FALSE(seeds.empty());
+  for (const auto& [line, drawn] : seeds) EXPECT_EQ(drawn, (std::set<uint64_t>{7, 8, 9})) << line;
 }
 
 TEST(Due, OwnCommunicationIsNotProven) {

@@ -136,6 +136,30 @@ TEST_F(Dump, OfARankThatDiedHoldsWhatItWasFed) {
   EXPECT_FALSE(global->find("got.y") || own->find("got.y"));
 }
 
+// Rank 1 of two died: its rows are no numbers, the others are there.
+TEST_F(Dump, WhatNoRankReturnedIsNaN) {
+  Runner runner(options_, registry());
+  const Case line = parse("linear_row tp=2 tokens=4 in=6 out=3 sp=on", registry());
+  Judged j = runner.run(line, {"forward"}, "processes.np2");
+  j.evidence.ranks[1].shots[0].results.clear();
+  Dumps dumps(folder_);
+  dumps.add(j, runner.truth(j.evidence), "shardproof");
+  const SafetensorsFile global(file("global.safetensors"));
+  const auto got = values(global, "got.y"), want = values(global, "want.y");
+  for (size_t i = 0; i < 12; ++i)
+    EXPECT_TRUE(i < 6 ? got[i] == want[i] : std::isnan(got[i])) << i << ": " << got[i];
+}
+
+// Ids are no numbers of a half type.
+TEST_F(Dump, IndicesKeepTheirType) {
+  run("vocab_embedding tp=2 vocab=600 dtype=bf16 control=mask_left_out");
+  for (const char* name : {"global.safetensors", "rank0.safetensors"}) {
+    const SafetensorsFile f(file(name));
+    EXPECT_EQ(f->find("ids")->dtype, DType::i64) << name;
+    EXPECT_EQ(f->find("w")->dtype, DType::bf16) << name;
+  }
+}
+
 TEST_F(Dump, IsBoundedAndSaysSo) {
   Runner runner(options_, registry());
   const Case line = parse("linear_row tp=2 tokens=4", registry());

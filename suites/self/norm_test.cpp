@@ -565,6 +565,30 @@ TEST(RunningError, OfSumsAsLongAsOneOverUIsUnbounded) {
   for (double n : {256.0, 257.0, 1024.0}) EXPECT_TRUE(std::isinf(reference::gamma_of(n, 0x1p-8)));
 }
 
+// Tokens without a loss: the first half of dim 0 in each of the stacked parts, of cotangents alone.
+TEST(SilentHalf, IsOfCotangentsInEveryPart) {
+  const Case line = line_of("norm_sequence tp=2 sp=on");
+  Feed feed;
+  feed.fill = Fill::integers, feed.silent_half = true;
+  const Operand o{"y", Operand::output, {6, 2}, {{Axis::tp, R()}}};  // cotangents are parts
+  const Shape whole{2, 6, 2};
+  const auto of_cotangent = drawn_whole({line, o, /*cotangent=*/true, feed, DType::f64, whole});
+  for (size_t i = 0; i < 24; ++i) EXPECT_EQ(of_cotangent[i] == 0, i / 2 % 6 < 3) << i;
+  for (double v : drawn_whole({line, o, /*cotangent=*/false, feed, DType::f64, whole}))
+    EXPECT_NE(v, 0);
+}
+
+// An expand over tokens: rows repeat, features differ.
+TEST(Expanded, InputsRepeatAlongTheLastDimButOne) {
+  const Case line = line_of("norm_sequence tp=2 strides=expanded_inputs");
+  Feed feed;
+  feed.fill = Fill::normal;
+  const Operand o{"x", Operand::input, {2, 3, 4}, {}};
+  const auto x = drawn_whole({line, o, /*cotangent=*/false, feed, DType::f64, Shape{2, 3, 4}});
+  for (size_t i = 0; i < 24; ++i) EXPECT_EQ(x[i], x[i / 12 * 12 + i % 4]) << i;
+  EXPECT_EQ(std::set<double>(x.begin(), x.end()).size(), 8u);
+}
+
 // ---- Traffic in closed form
 
 int64_t elements(const std::string& text, Op op, bool backward, const std::string& label) {

@@ -372,8 +372,124 @@ TEST(Power, TheWeakestControlSpeaksForItsCheck) {
   EXPECT_EQ(all[1].passed, 0);
 }
 
+// A margin that is no number is the weakest of all.
+TEST(Power, AMarginOfNaNIsLow) {
+  const Report report =
+      with_controls({caught("near", "forward", 5, 20), caught("none", "forward", 1, std::nan("")),
+                     caught("far", "forward", 500, 2000)});
+  EXPECT_EQ(power_of(report)[0].weakest, "none");
+  EXPECT_EQ(power_of(report)[0].state(), "LOW");
+}
+
+TEST(Power, TheWorstHealthyRunStandsForItsCheck) {
+  Report report = with_controls({});
+  EXPECT_FALSE(power_of(report)[0].exact);
+  CaseResult better = report.cases[0];
+  better.line = "linear_row tp=2";
+  better.checks[0].ratio = 0.125;
+  report.cases.push_back(better);
+  EXPECT_EQ(power_of(report)[0].passed, 2);
+  EXPECT_EQ(power_of(report)[0].worst_healthy, 0.25);
+  EXPECT_EQ(power_of(report)[0].worst_line, "linear_row tp=4");
+}
+
 TEST(Power, EveryCheckSaysWhatItCannotSee) {
   for (const Check& c : all_checks()) EXPECT_NE(blind_to(c.name), "") << c.name;
+}
+
+// ---- What a control comes to
+
+// A run on two ranks: checks that fail with a ratio, and one that ends otherwise.
+Judged run_of(const std::vector<std::pair<std::string, double>>& failing,
+              const std::vector<std::pair<std::string, Verdict>>& others = {}) {
+  Judged j;
+  for (const auto& [name, ratio] : failing) {
+    Finding f;
+    f.check = name, f.numeric = true, f.ratio = ratio, f.bound = 1;
+    CheckResult c;
+    c.check = name, c.verdict = Verdict::failed, c.ratio = ratio, c.findings = {f};
+    j.result.checks.push_back(c);
+  }
+  for (const auto& [name, verdict] : others) {
+    CheckResult c;
+    c.check = name, c.verdict = verdict, c.ratio = 0.5;
+    j.result.checks.push_back(c);
+  }
+  return j;
+}
+
+ControlResult concluded(const Judged& broken, const gating::Expectation& expected,
+                        const Judged& healthy = run_of({}, {{"forward", Verdict::passed},
+                                                            {"gradient", Verdict::passed}})) {
+  ControlResult c;
+  gating::conclude(c, broken, healthy, expected);
+  return c;
+}
+
+TEST(Controls, AreCaughtByTheirChecksWhileTheirTwinPasses) {
+  const ControlResult c = concluded(run_of({{"forward", 40}, {"gradient", 20}}),
+                                    {{"forward", "gradient"}, {"adjoint"}, false});
+  EXPECT_EQ(c.outcome, ControlResult::caught) << c.reason;
+  EXPECT_EQ(c.margin, 40) << "20 times a bound, twice what the healthy twin has";
+  const ControlResult unjudged =
+      concluded(run_of({{"forward", 40}}), {{"forward"}, {}, false}, run_of({{"forward", 3}}));
+  EXPECT_EQ(unjudged.outcome, ControlResult::unjudged);
+}
+
+TEST(Controls, EveryCheckThatIsNamedHasToFire) {
+  const auto told = [](const Judged& broken) {
+    const ControlResult c = concluded(broken, {{"forward", "gradient"}, {}, false});
+    return std::string(name(c.outcome)) + ": " + c.reason;
+  };
+  EXPECT_EQ(told(run_of({{"forward", 40}}, {{"gradient", Verdict::passed}})),
+            "wrong_check: gradient did not see it");
+  EXPECT_EQ(told(run_of({{"forward", 40}}, {{"gradient", Verdict::skipped}})),
+            "wrong_check: gradient did not see it");
+  EXPECT_EQ(told(run_of({{"forward", 40}})), "wrong_check: gradient did not see it");
+  EXPECT_EQ(told(run_of({}, {{"forward", Verdict::passed}})),
+            "escaped: forward, gradient did not see it");
+}
+
+TEST(Controls, ChecksThatMustBeSilentAre) {
+  const Judged both = run_of({{"gradient", 40}, {"replica", 40}});
+  EXPECT_EQ(concluded(both, {{"gradient"}, {"forward"}, false}).outcome, ControlResult::caught);
+  for (const gating::Expectation& expected :
+       {gating::Expectation{{"gradient"}, {"forward", "replica"}, false},
+        {{"gradient"}, {}, true}}) {
+    const ControlResult c = concluded(both, expected);
+    EXPECT_EQ(c.outcome, ControlResult::wrong_check);
+    EXPECT_EQ(c.reason, "replica fires and must be silent");
+  }
+}
+
+TEST(Controls, ACrashOrAHangIsNoCatch) {
+  for (const Verdict lost : {Verdict::crashed, Verdict::hung}) {
+    const ControlResult c =
+        concluded(run_of({{"forward", 40}}, {{"memory", lost}}), {{"forward"}, {}, false});
+    EXPECT_EQ(c.outcome, ControlResult::wrong_check);
+  }
+}
+
+// Of results the gradients, or the rest; of every rank.
+TEST(Controls, ResultsAreComparedOnEveryRank) {
+  const auto run = [](int rank, bool gradient, std::byte value) {
+    Judged j;
+    j.evidence.ranks.resize(2);
+    for (RankRecord& r : j.evidence.ranks) {
+      r.shots.resize(1);
+      for (const bool g : {false, true})
+        r.shots[0].results.push_back({int(g), 0, g, DType::f64, {1}, Bytes({std::byte(1)})});
+    }
+    ResultTensor& t = j.evidence.ranks[size_t(rank)].shots[0].results[gradient];
+    t.bytes = Bytes({value});
+    return j;
+  };
+  const Judged plain = run(0, false, std::byte(1));
+  for (const int rank : {0, 1})
+    for (const bool gradient : {false, true}) {
+      EXPECT_FALSE(gating::same_results(run(rank, gradient, std::byte(2)), plain, gradient));
+      EXPECT_TRUE(gating::same_results(run(rank, gradient, std::byte(2)), plain, !gradient));
+    }
 }
 
 // ---- Operators

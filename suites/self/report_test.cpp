@@ -330,6 +330,10 @@ TEST(ExitCode, RequiredLanesMustBeProven) {
     r.required = {lane};
     EXPECT_EQ(exit_code(r), 3) << lane;
   }
+  // One rank is not the sixteen whose name begins alike.
+  r.lanes = {{"mpi.np16", true, ""}};
+  r.required = {"mpi.np1"};
+  EXPECT_EQ(exit_code(r), 3);
 }
 
 // Stopped at the first failure: the failure stands. Stopped for any other reason: no judgement.
@@ -640,6 +644,26 @@ TEST(Closing, ControlsAloneAreSaidToBeAllThatWasJudged) {
       closing(r),
       "\nPASSED     no check of a subject was selected; of 2 controls 1 caught, 1 equivalent "))
       << closing(r);
+}
+
+TEST(Closing, NamesWhatSpeaksAgainstTheJudge) {
+  Report r = report_of({healthy()}, {caught("near", 9)});
+  r.self = {2, 1, {"missed: expected failed, met passed"}, 1};
+  r.dumped = "1 of 1 case that did not pass, in tensors";
+  const std::string text = closing(r);
+  EXPECT_TRUE(contains(text, "\n              missed: expected failed, met passed\n")) << text;
+  EXPECT_TRUE(contains(text, "replay        build/shardproof run linear_row tp=4 control=near\n"))
+      << text;
+  EXPECT_TRUE(contains(text, "\ndumped        1 of 1 case that did not pass, in tensors\n"))
+      << text;
+}
+
+// A broken collective shows less of what a kernel's author would do.
+TEST(Closing, TriesAControlWithAName) {
+  ControlResult broken = caught();
+  broken.kind = "scale", broken.replay = "run x";
+  EXPECT_TRUE(contains(closing(report_of({healthy()}, {broken, caught()})),
+                       "try        build/shardproof run linear_row tp=4 control="));
 }
 
 TEST(Closing, WhatIsNotDueOfAContractIsOneLine) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <set>
 
 #include "oracle/registry.hpp"
 #include "oracle/shrink.hpp"
@@ -173,6 +174,35 @@ TEST(Shrink, NoSimplerLineFailsAndTheSearchRepeats) {
       EXPECT_FALSE(legal(*line, r) && fails(*line)) << print(least) << " -> " << print(*line);
     }
   }
+}
+
+TEST(Shrink, ExtentsThatHangTogetherAreDividedTogether) {
+  EXPECT_EQ(minimal("toy tokens=24 in=12", sample(),
+                    [](const Case& c) { return c.at("tokens") == 2 * c.at("in"); }),
+            "toy tokens=2 in=1 out=1");
+}
+
+TEST(Shrink, NoLineIsJudgedTwice) {
+  const Registry r = sample();
+  std::set<std::string> seen;
+  const Fails fails = [&](const Case& c) {
+    EXPECT_TRUE(seen.insert(print_canonical(c)).second) << print(c);
+    return c.at("tokens") % 3 == 0;
+  };
+  minimal("toy tp=4 cp=2 mask=causal", r, fails);
+  EXPECT_GT(seen.size(), 10u);
+}
+
+// The same wrong tensor under another check, or another verdict, is another fault.
+TEST(Shrink, TheCheckAndItsVerdictAreTheFaults) {
+  const CaseResult first = failing("all");
+  const Symptom wanted = *symptom_of(first);
+  CaseResult of_gradient = first, hung = first;
+  of_gradient.checks[0].check = "gradient";
+  hung.checks[0].verdict = Verdict::hung;
+  EXPECT_TRUE(shows(first, wanted));
+  EXPECT_FALSE(shows(of_gradient, wanted));
+  EXPECT_FALSE(shows(hung, wanted));
 }
 
 TEST(Shrink, StopsAtTheMostThatItMayJudge) {
