@@ -117,10 +117,15 @@ struct Contract {
   std::function<bool(const Case&)> stiff;
 };
 
-// Calls due of a subject: its own where it states them, else the contract's under its plan.
+// Calls due of a subject: its own where it states them, else the contract's under its plan. Groups
+// are called as they are on the line, where an axis may have one rank.
 inline std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject,
                                         const Case& line, int rank) {
-  return subject.traffic ? subject.traffic(line, rank) : c.traffic(line, subject.plan, rank);
+  std::vector<Traffic> due =
+      subject.traffic ? subject.traffic(line, rank) : c.traffic(line, subject.plan, rank);
+  const Mesh mesh = line.mesh();
+  for (Traffic& t : due) t.label = mesh.label(t.label);
+  return due;
 }
 
 // A deliberately broken subject (or a healthy one on a faulty collective).

@@ -39,9 +39,7 @@ class RankOfCase : public Rank {
   }
   Communicator& along(Axis a) override { return along(std::vector<Axis>{a}); }
   Communicator& along(const std::vector<Axis>& axes) override {
-    std::string label;
-    for (Axis a : axes) label += (label.empty() ? "" : ",") + std::string(name(a));
-    return communicator(mesh_.group(axes, state_.rank), label);
+    return communicator(mesh_.group(axes, state_.rank), mesh_.label(axes));
   }
   Communicator& world() override {
     std::vector<int> all(size_t(state_.size));

@@ -39,7 +39,8 @@ class Rank {
   // rank's.
   virtual Stream side_stream(int /*number*/) const { return nullptr; }
   virtual Communicator& along(Axis) = 0;
-  virtual Communicator& along(const std::vector<Axis>&) = 0;  // first axis fastest
+  // First axis fastest. Those of one rank change nothing, also where traffic is compared.
+  virtual Communicator& along(const std::vector<Axis>&) = 0;
   virtual Communicator& world() = 0;
   // Poisoned, guarded, the judge's; until the step ends.
   virtual View workspace(DType, std::vector<int64_t> shape) = 0;

@@ -265,6 +265,50 @@ TEST(OwnTraffic, IsJudgedByAWholeGate) {
     })) << call;
 }
 
+// ---- a group that is named with an axis of one rank
+
+// Sums over all replicas, as a kernel does that asks for tp and dp wherever it runs.
+class OverBothAxes final : public Kernel {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    rank.along({Axis::tp, Axis::dp}).all_reduce(inputs[0], outputs[0]);
+    return std::make_unique<Saved>();
+  }
+  void backward(Rank&, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override {
+    copy(cotangents[0], gradients[0]);
+  }
+};
+
+Registry over_both_axes(Declared declared) {
+  Registry r = all_families();
+  r.add(Subject{"both", "mapping_reduce", [] { return std::make_unique<OverBothAxes>(); },
+                std::move(declared)});
+  return r;
+}
+
+TEST(Groups, AnAxisOfOneRankIsNoOtherGroup) {
+  Options o = quiet("mapping_reduce tp=2 dp=1 cp=1 axis=tp");
+  const Report r = gate(over_both_axes({}), o);
+  EXPECT_EQ(exit_code(r), 0) << told(r) << closing(r);
+  Declared own;
+  own.traffic = [](const Case& line, int) {
+    return std::vector<Traffic>{{Op::all_reduce, Reduce::sum, "dp,tp", false,
+                                 line.at("tokens") * line.at("hidden"), line.dtype()}};
+  };
+  EXPECT_EQ(exit_code(gate(over_both_axes(own), o)), 0) << told(r);
+}
+
+TEST(Groups, AnAxisOfSeveralRanksIs) {
+  Progress silent;
+  Options options;
+  options.checks = {"ledger"};
+  const Registry registry = over_both_axes({});
+  const Report r = run_line(parse("mapping_reduce tp=2 dp=2 axis=tp subject=both", registry),
+                            options, registry, silent);
+  EXPECT_EQ(r.cases.at(0).checks.at(0).verdict, Verdict::failed);
+}
+
 std::string refusal(const Registry& r) {
   try {
     plan_gate(quiet("mapping_reduce"), r);
