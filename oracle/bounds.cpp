@@ -259,7 +259,9 @@ double rms_limit(int64_t elements) {
 }
 
 // Each microbatch is within its own bound; n - 1 additions to what is there, and each running sum
-// rounds: n roundings of what is at most the sum of all |want| + bound.
+// rounds: n roundings of what is at most the sum of all |want| + bound. Where ranks add up their
+// own parts before these are reduced (Gauge::deferred), n roundings of these to the wire's type
+// more: of sums of at most all |terms| + bound.
 std::function<double(int64_t)> bound_of_sum(const Evidence& e, const Operand& o,
                                             std::vector<Addend> addends) {
   const Precision p = precision_of_result(e, o, /*gradient=*/true);
@@ -269,15 +271,17 @@ std::function<double(int64_t)> bound_of_sum(const Evidence& e, const Operand& o,
   std::vector<std::function<double(int64_t)>> bounds;
   for (const Addend& a : addends)
     bounds.push_back(bound_of(e, a.feed, o, /*gradient=*/true, *a.want, *a.gauge));
-  const double added = gamma(double(addends.size()), p.u_acc + p.u_out + u_reference);
+  const double n = double(addends.size()), added = gamma(n, p.u_acc + p.u_out + u_reference),
+               in_parts = gamma(n, p.u_wire);
   return [=](int64_t i) {
-    double allowed = 0, magnitude = 0;
+    double allowed = 0, magnitude = 0, parts = 0;
     for (size_t a = 0; a < addends.size(); ++a) {
       const double b = bounds[a](i);
       allowed += b;
       magnitude += std::abs(addends[a].want->value[size_t(i)]) + b;
+      if (addends[a].gauge->deferred) parts += addends[a].gauge->magnitude[size_t(i)] + b;
     }
-    return allowed + added * magnitude;
+    return allowed + added * magnitude + in_parts * parts;
   };
 }
 

@@ -266,8 +266,9 @@ std::string calls_of_rank(const std::vector<Traffic>& due, bool backward, const 
     rounds += rounds_of(t.op, p);
     sum.logical += v.logical, sum.ring_of_rank += v.ring_of_rank;
     sum.known = sum.known && v.known;
-    text += row("", fmt::format("call {:<3} {:<20} {:<6} {:<14} {}", ++calls, call_name(t), t.label,
-                                fmt::format("{} x {}", t.count, name(t.dtype)), volume_text(v)));
+    text += row("", fmt::format("call {:<3} {:<20} {:<6} {:<14} {}{}", ++calls, call_name(t),
+                                t.label, fmt::format("{} x {}", t.count, name(t.dtype)),
+                                volume_text(v), t.once_a_step ? ", once a step" : ""));
   }
   if (calls == 0) return row("", "no call");
   if (calls == 1 || !sum.known) return text;

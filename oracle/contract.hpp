@@ -47,6 +47,9 @@ struct Gauge {
   // Where a family computes its own componentwise bound: in unit roundoffs of the accumulation
   // (Precision::u_acc), with the reference's own rounding in it.
   std::vector<double> bound;
+  // Each rank adds up its own part of the microbatches of a step, in the type of the wire, before
+  // the sums are reduced.
+  bool deferred = false;
 };
 // What bounds are computed from, by the family's own formula where it has one.
 struct Precision {

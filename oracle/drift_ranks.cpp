@@ -262,6 +262,7 @@ class Trainer {
                            ? filled(t, parameters_[t.number])
                            : filled(t, own(t, input_of(line_, t.operand, mesh_, number, m))));
     for (const Tensor& t : outputs_) outputs.emplace_back(stored_type(line_, t.operand), t.local);
+    rank_.ending = true;
     rank_.begin(line, Phase::forward);
     const auto saved = kernel.forward(rank_, views(inputs), views(outputs));
     for (size_t k = 0; k < outputs_.size(); ++k) {
@@ -270,6 +271,7 @@ class Trainer {
       keep(outputs_[k], microbatch + int(m), true, cotangents[k], record);
     }
     rank_.begin(line, Phase::backward);
+    rank_.ending = m + 1 == microbatches(line_);
     const auto into = views(gradients);
     kernel.backward(rank_, *saved, views(cotangents), into);
     rank_.begin(line, Phase::finish);

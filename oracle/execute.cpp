@@ -369,6 +369,7 @@ class Execution {
     for (const Placed& b : f.inputs) f.snapshots.push_back(b.host().snapshot());
     const auto in = views(f.inputs), out = views(f.outputs);
     hold(shot, f.inputs);
+    rank_->ending = true;
     enter(Phase::forward);
     f.saved = kernel_->forward(*rank_, in, out);
     enter(Phase::harness);
@@ -433,6 +434,7 @@ class Execution {
     }
     const auto in = views(cotangents);
     hold(shot, cotangents);
+    rank_->ending = !shot.accumulate || step == last_step_;
     enter(Phase::backward);
     kernel_->backward(*rank_, *f.saved, in, out);
     if (last) {

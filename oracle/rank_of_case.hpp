@@ -47,7 +47,8 @@ class RankOfCase : public Rank {
     return communicator(std::move(all), "world");
   }
   bool accumulates() const override { return accumulating; }
-  bool accumulating = false;
+  bool ends_step() const override { return ending; }
+  bool accumulating = false, ending = true;
   View workspace(DType dtype, std::vector<int64_t> shape) override {
     workspaces_.push_back(std::make_unique<Placed>(Buffer(dtype, std::move(shape)), device_));
     workspaces_.back()->send();

@@ -50,6 +50,9 @@ class Rank {
   // True in a step of several microbatches: gradients of parameters come as running sums (zero at
   // the step's start) that the backward adds to. Else every gradient is written over.
   virtual bool accumulates() const { return false; }
+  // False in a backward of such a step that others of it follow. What a step does once, such as to
+  // reduce what its microbatches have added up, is done by the one that ends it.
+  virtual bool ends_step() const { return true; }
   int coordinate(Axis a) const { return mesh().coordinate(world_rank(), a); }
 };
 
@@ -88,6 +91,8 @@ struct Traffic {
   // What it returns, alike on all members, cancels out of every result, of which it moves the
   // rounding alone: the maximum that a softmax subtracts.
   bool cancels = false;
+  // Made once in a step of several microbatches, by the backward that ends it.
+  bool once_a_step = false;
 };
 
 struct Declared {

@@ -10,10 +10,13 @@
 //   F0 F1 ... B0 B1 ...     parameters are running sums, zero at the step's start: after the last
 //                           backward they hold the sum of n truths. Outputs, and gradients that are
 //                           no sums, are held against their own. The second step, on other data,
-//                           its sums zeroed again, must not remember the first.
+//                           its sums zeroed again, must not remember the first. Each microbatch
+//                           makes the calls of one, but for those that are due once a step: the
+//                           last backward makes them.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/joined.hpp"
@@ -175,17 +178,21 @@ LedgerEntry without_sizes(LedgerEntry entry) {
   return without_number(std::move(entry));
 }
 
+bool sized_by_data(const Evidence& e) {
+  return std::any_of(e.operands.begin(), e.operands.end(),
+                     [](const Operand& o) { return o.made != nullptr; });
+}
+
 // Two pairs of forward and backward make the calls of the base shot twice. How much each of them
 // moves may follow from what its feed makes: a routing.
 void judge_calls(const Evidence& e, Tally& total) {
   if (e.declared.own_communication) return;
   const int plain = e.find_shot(sequential);
   const std::string& program = e.shots[size_t(plain)].program;
-  const bool sized_by_data = std::any_of(e.operands.begin(), e.operands.end(),
-                                         [](const Operand& o) { return o.made != nullptr; });
+  const bool sized = sized_by_data(e);
   const auto alike = [&](const LedgerEntry& met, const LedgerEntry& due) {
-    return sized_by_data ? without_sizes(met) == without_sizes(due)
-                         : without_number(met) == without_number(due);
+    return sized ? without_sizes(met) == without_sizes(due)
+                 : without_number(met) == without_number(due);
   };
   for (int r = 0; r < e.mesh.world(); ++r) {
     const auto &once = e.record(r, 0).ledger, &twice = e.record(r, plain).ledger;
@@ -209,6 +216,70 @@ void judge_calls(const Evidence& e, Tally& total) {
     f.means = i < once.size()
                   ? "a forward or backward makes other calls when others follow it"
                   : "the second forward or backward of a step makes other calls than the first";
+    total.findings.push_back(std::move(f));
+    return;
+  }
+}
+
+// ---- Calls of a step
+
+// Whether a rank made these calls, sizes apart where they follow from the data of a feed.
+size_t as_due(const Evidence& e, const std::vector<LedgerEntry>& met,
+              const std::vector<LedgerEntry>& due) {
+  const bool sized = sized_by_data(e);
+  size_t i = 0;
+  for (; i < met.size() && i < due.size(); ++i) {
+    LedgerEntry call = met[i];
+    if (sized) call.count = due[i].count;
+    if (!judging::is_due(call, due[i])) break;
+  }
+  return i;
+}
+
+// Those of the words of a program; what is due once a step is due of its last backward.
+std::vector<LedgerEntry> due_of_program(const Evidence& e, int rank, const std::string& program,
+                                        const std::string& last) {
+  std::vector<LedgerEntry> all;
+  std::istringstream words(program);
+  for (std::string word; words >> word;)
+    for (LedgerEntry& call : judging::due_calls(e, rank, word[0] == 'B', word == last))
+      all.push_back(std::move(call));
+  return all;
+}
+
+// One that is due has no call site.
+std::string text_of(const std::vector<LedgerEntry>& calls, size_t i) {
+  if (i == calls.size()) return "no further call";
+  const std::string all = text(calls[i]);
+  return calls[i].site.empty() ? all.substr(0, all.rfind(", at ")) : all;
+}
+
+// Where one forward and backward make the due calls (else `ledger` says so), a step makes those of
+// its microbatches.
+void judge_calls_of_step(const Evidence& e, int step, Tally& total) {
+  if (e.declared.own_communication || (!e.contract->traffic && !e.declared.traffic)) return;
+  const int at = e.find_shot(steps[step]);
+  const Shot& shot = e.shots[size_t(at)];
+  const std::string last = fmt::format("B{}", microbatches_of(e) - 1);
+  for (int r = 0; r < e.mesh.world(); ++r) {
+    const auto once = due_of_program(e, r, "F0 B0", "B0"),
+               due = due_of_program(e, r, shot.program, last);
+    const auto &base = e.record(r, 0).ledger, &met = e.record(r, at).ledger;
+    if (base.size() != once.size() || as_due(e, base, once) != once.size()) return;
+    const size_t i = as_due(e, met, due);
+    if (i == met.size() && i == due.size()) continue;
+    Finding f;
+    f.check = "accumulate";
+    f.rank = r;
+    f.ranks = {r};
+    f.message =
+        fmt::format("{} in step {} makes {}, due are {}; the first that differs: {}; due {}",
+                    shot.program, step + 1, number_of(int64_t(met.size()), "call"), due.size(),
+                    text_of(met, i), text_of(due, i));
+    f.means =
+        met.size() > due.size()
+            ? "a microbatch that others of its step follow makes a call that is due once a step"
+            : "a microbatch of a step leaves out a call, or makes another";
     total.findings.push_back(std::move(f));
     return;
   }
@@ -310,7 +381,8 @@ CheckResult judge(const Evidence& e) {
   if (total.findings.empty()) judge_calls(e, total);
   if (microbatches_of(e) > 1)
     for (int step : {0, 1})
-      if (total.findings.empty()) judge_sums(e, step, total), judge_each(e, step, total);
+      if (total.findings.empty())
+        judge_sums(e, step, total), judge_each(e, step, total), judge_calls_of_step(e, step, total);
   if (total.findings.empty() && !feeds_differ(e))
     return judging::conclude(
         "accumulate", 0, {},

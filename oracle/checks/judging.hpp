@@ -86,6 +86,10 @@ CheckResult same_again(const Evidence&, const std::string& check,
 Agreement same_replicas(const Evidence&, int shot);
 // "ranks 1, 3 part from rank 0 (want; got: rank 1)", and what more is to be said.
 std::string parting_text(std::span<const int> apart, int got, int want, const std::string& more);
+// Calls that are due on a rank in a forward, or in a backward that ends its step or does not
+// (ledger.cpp), and whether one that was met is the due one.
+std::vector<LedgerEntry> due_calls(const Evidence&, int rank, bool backward, bool ends_step = true);
+bool is_due(const LedgerEntry& met, const LedgerEntry& due);
 // Which ranks of a group part from the others in a result that all of them hold, and where.
 Finding parting(const Evidence&, const std::vector<int>& group, int shot, const ResultTensor& like);
 

@@ -62,20 +62,6 @@ LedgerEntry due_entry(const Traffic& t, const Mesh& mesh, int rank) {
   return c;
 }
 
-// A group of one issues no call.
-Calls due_calls(const Evidence& e, int rank, bool backward) {
-  Calls due;
-  for (const Traffic& t : traffic_due(*e.contract, e.declared, *e.line, rank)) {
-    if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
-    LedgerEntry c = due_entry(t, e.mesh, rank);
-    if (c.members.size() == 1) continue;
-    c.number = 1;
-    for (const LedgerEntry& earlier : due) c.number += earlier.label == c.label;
-    due.push_back(std::move(c));
-  }
-  return due;
-}
-
 // The first property in which a call is not the due one, and what that means; null where none.
 struct Mistake {
   const char* what;
@@ -102,6 +88,28 @@ std::optional<Mistake> mistake(const LedgerEntry& met, const LedgerEntry& due) {
     return Mistake{"root", "the data of another rank"};
   return std::nullopt;
 }
+
+}  // namespace
+
+// A group of one issues no call.
+std::vector<LedgerEntry> judging::due_calls(const Evidence& e, int rank, bool backward,
+                                            bool ends_step) {
+  Calls due;
+  for (const Traffic& t : traffic_due(*e.contract, e.declared, *e.line, rank)) {
+    if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
+    if (t.once_a_step && !ends_step) continue;
+    LedgerEntry c = due_entry(t, e.mesh, rank);
+    if (c.members.size() == 1) continue;
+    c.number = 1;
+    for (const LedgerEntry& earlier : due) c.number += earlier.label == c.label;
+    due.push_back(std::move(c));
+  }
+  return due;
+}
+
+bool judging::is_due(const LedgerEntry& met, const LedgerEntry& due) { return !mistake(met, due); }
+
+namespace {
 
 std::string bare(const LedgerEntry& due) {
   std::string s = text(due);
@@ -197,7 +205,7 @@ CheckResult judge(const Evidence& e) {
       Calls met;
       for (const LedgerEntry& c : e.record(r, 0).ledger)
         if (in_phase(c, backward)) met.push_back(c);
-      const Calls due = due_calls(e, r, backward);
+      const Calls due = judging::due_calls(e, r, backward);
       compare_calls(met, due, r, backward, t);
       count(met, r, volume);
     }

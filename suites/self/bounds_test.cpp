@@ -175,6 +175,22 @@ TEST(Bounds, AnInfiniteBoundIsVacuous) {
   EXPECT_EQ(r.verdict, Verdict::vacuous) << r.note;
 }
 
+// Two microbatches in f32, sums of parts in bf16 before they are reduced: 2 roundings of 8 bits of
+// all |terms| beside what each microbatch and the sum of both may be off.
+TEST(Bounds, OfSumsOfPartsRoundThePartsOnceAMicrobatch) {
+  Setting s("tp=2 dtype=f32 wire=bf16 fill=cancelling");
+  const Whole want{{1}, {1}};
+  Gauge g = gauge(100, 8, 2);
+  const auto bound = [&] {
+    const Addend one{s.e.shots[0].feeds[0], &want, &g};
+    return bound_of_sum(s.e, s.e.operands[0], {one, one})(0);
+  };
+  const double each = bound();
+  g.deferred = true;
+  const double first_order = 2 * 0x1p-8 * 2 * 100;
+  EXPECT_NEAR(bound() - each, first_order, 0.02 * first_order);
+}
+
 TEST(Bounds, UnderflowIsAllowedFor) {
   // f16: halves of the smallest subnormal are lost, whatever the magnitude.
   EXPECT_GE(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(1e-9, 1, 1)), 0x1p-25);

@@ -1401,6 +1401,85 @@ TEST(Accumulate, TellsAnotherCountWhereDataDoNotDecideIt) {
   EXPECT_EQ(verdict(), Verdict::failed);
 }
 
+// One call a backward, or one a step: F0 B0, then two microbatches, whose gradients are their sum.
+auto with_calls_of_a_step(bool once_a_step) {
+  Contract c = contract({4, 6}, on_tp(I()), on_tp(I()));
+  c.operands = [operands = c.operands](const Case& line) {
+    auto list = operands(line);
+    list[0].role = Operand::parameter;
+    return list;
+  };
+  Key key{"microbatches", "2", "in a step"};
+  key.low = 1, key.high = 4;
+  c.keys.push_back(key);
+  Traffic due = one_all_reduce;
+  due.backward = true, due.once_a_step = once_a_step;
+  c.traffic = [due](const Case&, const std::string&, int) { return std::vector{due}; };
+  auto play = std::make_unique<Play>(std::move(c), "tp=2", same(), same());
+  play->run("accumulate");
+  for (int r = 0; r < 2; ++r) {
+    auto& shots = play->e.ranks[size_t(r)].shots;
+    const auto calls = [&](size_t n) { return std::vector(n, made(r, /*backward=*/true)); };
+    shots[0].ledger = calls(1);
+    shots[size_t(play->e.find_shot("accumulate:sequential"))].ledger = calls(2);
+    for (const char* name : {"accumulate:step 1", "accumulate:step 2"}) {
+      const int shot = play->e.find_shot(name);
+      shots[size_t(shot)].ledger = calls(once_a_step ? 1 : 2);
+      std::vector<double> sum(24);
+      for (const Feed& feed : play->e.shots[size_t(shot)].feeds)
+        for (size_t i = 0; i < 24; ++i) sum[i] += play->e.truth(feed).gradients[0].value[i];
+      ResultTensor& result = play->result(r, shot, true, /*step=*/3);
+      for (size_t i = 0; i < 24; ++i) store(result.bytes.data() + i * 8, DType::f64, sum[i]);
+    }
+  }
+  return play;
+}
+
+TEST(Accumulate, HoldsTheCallsOfAStepToThoseOfItsMicrobatches) {
+  for (bool once_a_step : {false, true}) {
+    const auto play = with_calls_of_a_step(once_a_step);
+    EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed) << once_a_step;
+    auto& ledger = play->e.ranks[1].shots[size_t(play->e.find_shot("accumulate:step 2"))].ledger;
+    ledger.push_back(ledger.back());
+    const CheckResult more = play->judge_again("accumulate");
+    ASSERT_EQ(more.verdict, Verdict::failed);
+    EXPECT_EQ(more.findings[0].rank, 1);
+    EXPECT_NE(more.findings[0].message.find(once_a_step
+                                                ? "F0 F1 B0 B1 in step 2 makes 2 calls, due are 1"
+                                                : "F0 F1 B0 B1 in step 2 makes 3 calls, due are 2"),
+              std::string::npos)
+        << more.findings[0].message;
+    EXPECT_NE(more.findings[0].means.find("once a step"), std::string::npos);
+    ledger.resize(ledger.size() - 2);
+    const CheckResult fewer = play->judge_again("accumulate");
+    ASSERT_EQ(fewer.verdict, Verdict::failed);
+    EXPECT_NE(fewer.findings[0].means.find("leaves out a call"), std::string::npos);
+  }
+}
+
+// Another type in a step than alone is a finding; sizes are none where data decide them.
+TEST(Accumulate, HoldsTheCallsOfAStepToTheirKind) {
+  const auto play = with_calls_of_a_step(true);
+  LedgerEntry& call =
+      play->e.ranks[0].shots[size_t(play->e.find_shot("accumulate:step 1"))].ledger[0];
+  const auto verdict = [&] { return play->judge_again("accumulate").verdict; };
+  call.dtype = DType::f32;
+  EXPECT_EQ(verdict(), Verdict::failed);
+  call.dtype = DType::f64, call.count += 1;
+  EXPECT_EQ(verdict(), Verdict::failed);
+  play->e.operands[0].made = [](uint64_t) { return std::vector<double>(); };
+  EXPECT_EQ(verdict(), Verdict::passed);
+}
+
+// What is wrong with one forward and backward alone is told by `ledger`.
+TEST(Accumulate, LeavesOtherCallsThanTheDueToTheLedger) {
+  const auto play = with_calls_of_a_step(true);
+  for (RankRecord& r : play->e.ranks)
+    for (ShotRecord& shot : r.shots)
+      for (LedgerEntry& call : shot.ledger) call.dtype = DType::f32;
+  EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed);
+}
+
 // Wrong on other data than the base ones, state or no state.
 TEST(Accumulate, WhatOnlyOtherDataShowMayBeNoStateAtAll) {
   auto base = std::make_shared<Locals>();
