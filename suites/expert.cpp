@@ -151,6 +151,8 @@ namespace {
 using namespace experts;
 using linears::crossed;
 using linears::extent;
+using linears::gauge_of;
+using linears::Relative;
 using linears::together;
 using linears::whole;
 using reference::Values;
@@ -181,38 +183,6 @@ std::vector<Operand> operands(const Case& c) {
 
 reference::ExpertShape shape_of(const Case& c) {
   return {c.at("tokens"), c.at("topk"), c.at("experts"), c.at("hidden"), c.at("out")};
-}
-
-// What one term of a sum can be off by, relatively: sums of `terms` products or values in the
-// accumulation, roundings to the storage type, `ranks` parts on the wire.
-class Relative {
- public:
-  explicit Relative(const Case& c) : p_(precision_of(c, Declared{})) {}
-  Relative sum(int64_t terms) const {
-    return with(reference::gamma_of(double(terms), p_.u_acc + unit_roundoff(DType::f64)));
-  }
-  Relative stored() const { return with(p_.u_out); }
-  Relative reduced(int64_t ranks) const {
-    return ranks > 1 ? with(reference::gamma_of(double(ranks), p_.u_wire)) : *this;
-  }
-  // Of an element, in unit roundoffs of the accumulation.
-  double of(double magnitude) const { return error_ * magnitude / p_.u_acc; }
-
- private:
-  Relative with(double more) const {
-    Relative r = *this;
-    r.error_ += more + error_ * more;
-    return r;
-  }
-  Precision p_;
-  double error_ = 0;
-};
-
-Gauge gauge_of(const Relative& r, Values magnitude) {
-  Gauge g;
-  for (double m : magnitude) g.bound.push_back(r.of(m));
-  g.magnitude = std::move(magnitude);
-  return g;
 }
 
 // A choice that is dropped has weight 0, and no gradient.

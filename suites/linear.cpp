@@ -8,9 +8,11 @@
 
 #include "fixtures/fills.hpp"
 #include "fixtures/index_maps.hpp"
+#include "oracle/check.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/linear_line.hpp"
+#include "reference/running_error.hpp"
 #include "suites/ours.hpp"
 
 namespace shardproof {
@@ -119,21 +121,25 @@ namespace {
 const reference::Values& as_is(const reference::Values& v) { return v; }
 }  // namespace
 
-std::vector<Whole> forward_of_own_tokens(const OwnTokens& o, std::vector<int64_t> y,
-                                         std::span<const Whole> in, std::vector<Gauge>* gauges) {
+LinearSums on_own_tokens(const reference::LinearShape& s, int64_t own, int64_t ranks) {
+  return {s, {s.in + 1, 1}, {s.out, 1}, {own, ranks}, {own, ranks}};
+}
+
+std::vector<Whole> linear_forward(const LinearSums& o, std::vector<int64_t> y,
+                                  std::span<const Whole> in, std::vector<Gauge>* gauges) {
   const reference::Values none;
   const reference::Values& b = in.size() > 2 ? in[2].value : none;
   auto product = [&](auto size) {
     return reference::linear(o.shape, size(in[0].value), size(in[1].value), size(b));
   };
   if (gauges)
-    *gauges =
-        listed(gauge(product(reference::absolute), product(reference::squared), o.shape.in + 1, 1));
+    *gauges = listed(
+        gauge(product(reference::absolute), product(reference::squared), o.y.terms, o.y.reduced));
   return listed(whole(std::move(y), product(as_is)));
 }
 
-std::vector<Whole> backward_of_own_tokens(const OwnTokens& o, std::span<const Whole> in,
-                                          std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+std::vector<Whole> linear_backward(const LinearSums& o, std::span<const Whole> in,
+                                   std::span<const Whole> cot, std::vector<Gauge>* gauges) {
   auto gradients = [&](auto size) {
     return reference::linear_backward(o.shape, size(in[0].value), size(in[1].value),
                                       size(cot[0].value));
@@ -143,10 +149,98 @@ std::vector<Whole> backward_of_own_tokens(const OwnTokens& o, std::span<const Wh
   if (in.size() > 2) out.push_back(whole(in[2].shape, std::move(d.b)));
   if (!gauges) return out;
   auto m = gradients(reference::absolute), s = gradients(reference::squared);
-  *gauges = listed(gauge(std::move(m.x), std::move(s.x), o.shape.out, 1),
-                   gauge(std::move(m.w), std::move(s.w), o.own, o.ranks));
-  if (in.size() > 2) gauges->push_back(gauge(std::move(m.b), std::move(s.b), o.own, o.ranks));
+  *gauges = listed(gauge(std::move(m.x), std::move(s.x), o.x.terms, o.x.reduced),
+                   gauge(std::move(m.w), std::move(s.w), o.w.terms, o.w.reduced));
+  if (in.size() > 2)
+    gauges->push_back(gauge(std::move(m.b), std::move(s.b), o.b.terms, o.b.reduced));
   return out;
+}
+
+// ---- Bounds of sums whose parts pass several types
+
+Relative::Relative(const Case& c) : p_(precision_of(c, Declared{})) {}
+Relative Relative::sum(int64_t terms) const {
+  return with(reference::gamma_of(double(terms), p_.u_acc + unit_roundoff(DType::f64)));
+}
+Relative Relative::rounded(DType type) const { return with(unit_roundoff(type)); }
+Relative Relative::stored() const { return with(p_.u_out); }
+Relative Relative::reduced(int64_t ranks) const { return on_wire(ranks, p_.u_wire); }
+Relative Relative::reduced(int64_t ranks, DType wire) const {
+  return on_wire(ranks, unit_roundoff(wire));
+}
+Relative Relative::on_wire(int64_t ranks, double u) const {
+  return ranks > 1 ? with(reference::gamma_of(double(ranks), u)) : *this;
+}
+Relative Relative::with(double more) const {
+  Relative r = *this;
+  r.error_ += more + error_ * more;
+  return r;
+}
+
+Gauge gauge_of(const Relative& r, reference::Values magnitude) {
+  Gauge g;
+  for (double m : magnitude) g.bound.push_back(r.of(m));
+  g.magnitude = std::move(magnitude);
+  return g;
+}
+
+// ---- Calls and products over tp
+
+namespace {
+
+bool says(const Case& c, const char* key) { return c.has(key) && c.on(key); }
+bool wants_input_gradient(const Case& c) { return !c.has("input_grad") || c.on("input_grad"); }
+// x comes whole, and the own columns are taken here.
+bool scatters_input(const Case& c) {
+  return c.has("input_is_parallel") && !c.on("input_is_parallel");
+}
+
+}  // namespace
+
+std::vector<Traffic> column_calls(const Case& c, DType sums) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  if (l.p == 1) return due;
+  const int64_t x = l.tokens * c.at("in");
+  if (l.sp) due.push_back(call(Op::all_gather, false, x / l.p, c.dtype()));
+  if (says(c, "gather_output"))
+    due.push_back(call(Op::all_gather, false, l.tokens * c.at("out") / l.p, c.dtype()));
+  if (l.sp && !c.on("frozen")) due.push_back(call(Op::all_gather, true, x / l.p, c.dtype()));
+  if (wants_input_gradient(c))
+    due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, true, x, sums));
+  return due;
+}
+
+std::vector<Traffic> row_calls(const Case& c, DType sums, DType bias) {
+  const Local l(c);
+  std::vector<Traffic> due;
+  if (l.p == 1) return due;
+  const int64_t y = l.tokens * c.at("out");
+  due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, false, y, sums));
+  if (l.sp) due.push_back(call(Op::all_gather, true, y / l.p, c.dtype()));
+  if (l.sp && c.on("bias") && !c.on("frozen"))
+    due.push_back(call(Op::all_reduce, true, c.at("out"), bias));
+  if (scatters_input(c) && wants_input_gradient(c))
+    due.push_back(call(Op::all_gather, true, l.tokens * c.at("in") / l.p, c.dtype()));
+  return due;
+}
+
+std::vector<Gemm> column_gemms(const Case& c) {
+  const Local l(c);
+  const int64_t out = c.at("out") / l.p, in = c.at("in");
+  std::vector<Gemm> due{{"Y = X W^T", false, l.tokens, out, in}};
+  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
+  if (wants_input_gradient(c)) due.push_back({"dX = dY W", true, l.tokens, in, out});
+  return due;
+}
+
+std::vector<Gemm> row_gemms(const Case& c) {
+  const Local l(c);
+  const int64_t in = c.at("in") / l.p, out = c.at("out");
+  std::vector<Gemm> due{{"Z = X W^T", false, l.tokens, out, in}};
+  if (wants_input_gradient(c)) due.push_back({"dX = dY W", true, l.tokens, in, out});
+  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
+  return due;
 }
 
 std::vector<std::string> crossed(const std::vector<std::string>& heads,
@@ -200,11 +294,6 @@ std::vector<Operand> operands(const Case& c, const OnTp& on) {
     list.push_back({"b_out", Operand::output, {c.at("out")}, parameter_on(on.b_out)});
   return list;
 }
-
-// Accumulation lengths on a rank and the ranks that a collective sums over, by result.
-struct Sums {
-  int64_t terms, reduced;
-};
 
 template <class Compute>
 Gauge gauge_of(const Sums& s, const Compute& compute) {
@@ -300,29 +389,6 @@ std::vector<Operand> column_operands(const Case& c) {
   const Placement rows = c.on("whole_weight") ? R() : S(0, map);
   return operands(c, {c.on("sp") ? S(0) : I(), rows, rows,
                       c.on("gather_output") ? I() : S(features, map), S(0, map)});
-}
-
-std::vector<Traffic> column_traffic(const Case& c, const std::string&, int) {
-  const Local l(c);
-  std::vector<Traffic> due;
-  if (l.p == 1) return due;
-  const int64_t x = l.tokens * c.at("in");
-  if (l.sp) due.push_back(call(Op::all_gather, false, x / l.p, c.dtype()));
-  if (c.on("gather_output"))
-    due.push_back(call(Op::all_gather, false, l.tokens * c.at("out") / l.p, c.dtype()));
-  if (l.sp && !c.on("frozen")) due.push_back(call(Op::all_gather, true, x / l.p, c.dtype()));
-  if (c.on("input_grad"))
-    due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, true, x, wire_of(c)));
-  return due;
-}
-
-std::vector<Gemm> column_gemms(const Case& c, int) {
-  const Local l(c);
-  const int64_t out = c.at("out") / l.p, in = c.at("in");
-  std::vector<Gemm> due{{"Y = X W^T", false, l.tokens, out, in}};
-  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
-  if (c.on("input_grad")) due.push_back({"dX = dY W", true, l.tokens, in, out});
-  return due;
 }
 
 std::vector<Key> column_keys() {
@@ -421,10 +487,12 @@ Contract linear_column() {
     return backward(line, in, cot, gauges,
                     {{line.at("out") / l.p, l.p}, {l.tokens, 1}, {l.tokens, 1}});
   };
-  c.traffic = column_traffic;
+  c.traffic = [](const Case& line, const std::string&, int) {
+    return column_calls(line, wire_of(line));
+  };
   c.integer_range = integer_range;
   c.cases = column_cases;
-  c.gemms = column_gemms;
+  c.gemms = [](const Case& line, int) { return column_gemms(line); };
   c.illegal = {"linear_column tp=2 sp=on seq=3 batch=2",
                "linear_column tp=4 sp=on tokens=10",
                "linear_column tp=4 out=10",
@@ -457,29 +525,6 @@ std::vector<Operand> row_operands(const Case& c) {
   // Handed back, b is added to the own tokens outside: used by each rank alone under sp.
   return operands(c, {c.on("input_is_parallel") ? S(features) : I(), S(1), I(), sp ? S(0) : I(),
                       sp ? R() : I()});
-}
-
-std::vector<Traffic> row_traffic(const Case& c, const std::string&, int) {
-  const Local l(c);
-  std::vector<Traffic> due;
-  if (l.p == 1) return due;
-  const int64_t y = l.tokens * c.at("out");
-  due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, false, y, wire_of(c)));
-  if (l.sp) due.push_back(call(Op::all_gather, true, y / l.p, c.dtype()));
-  if (l.sp && has_bias(c) && !c.on("frozen"))
-    due.push_back(call(Op::all_reduce, true, c.at("out"), wire_of(c)));
-  if (!c.on("input_is_parallel") && c.on("input_grad"))
-    due.push_back(call(Op::all_gather, true, l.tokens * c.at("in") / l.p, c.dtype()));
-  return due;
-}
-
-std::vector<Gemm> row_gemms(const Case& c, int) {
-  const Local l(c);
-  const int64_t in = c.at("in") / l.p, out = c.at("out");
-  std::vector<Gemm> due{{"Z = X W^T", false, l.tokens, out, in}};
-  if (c.on("input_grad")) due.push_back({"dX = dY W", true, l.tokens, in, out});
-  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
-  return due;
 }
 
 std::vector<Key> row_keys() {
@@ -556,10 +601,12 @@ Contract linear_row() {
     const Sums bias = l.sp ? Sums{l.tokens / l.p, l.p} : Sums{l.tokens, 1};
     return backward(line, in, cot, gauges, {{line.at("out"), 1}, {l.tokens, 1}, bias});
   };
-  c.traffic = row_traffic;
+  c.traffic = [](const Case& line, const std::string&, int) {
+    return row_calls(line, wire_of(line), wire_of(line));
+  };
   c.integer_range = integer_range;
   c.cases = row_cases;
-  c.gemms = row_gemms;
+  c.gemms = [](const Case& line, int) { return row_gemms(line); };
   c.illegal = {"linear_row tp=2 sp=on seq=3 batch=2",
                "linear_row tp=4 sp=on tokens=10",
                "linear_row tp=4 in=10",

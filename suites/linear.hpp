@@ -54,17 +54,51 @@ std::vector<T> listed(T first, More... more) {
 // A cotangent that is stacked over axes where it is partial: the sum that it denotes.
 reference::Values sum_of_stack(const Whole&, int64_t elements);
 
-// Y = X W^T + b by ranks that have tokens of their own and all of W and b: `own` tokens on a rank,
-// and parameter gradients summed over `ranks`. Parameters are inputs 1 and, where there is a
-// bias, 2.
-struct OwnTokens {
-  reference::LinearShape shape;
-  int64_t own, ranks;
+// Accumulation length on a rank, and the ranks that a collective sums over.
+struct Sums {
+  int64_t terms, reduced;
 };
-std::vector<Whole> forward_of_own_tokens(const OwnTokens&, std::vector<int64_t> y,
-                                         std::span<const Whole> in, std::vector<Gauge>*);
-std::vector<Whole> backward_of_own_tokens(const OwnTokens&, std::span<const Whole> in,
-                                          std::span<const Whole> cotangents, std::vector<Gauge>*);
+// Y = X W^T + b and how its results come about. Parameters are inputs 1 and, where there is a bias,
+// 2.
+struct LinearSums {
+  reference::LinearShape shape;
+  Sums y, x, w, b;
+};
+// By ranks that have all of W and b: `own` tokens on a rank, and parameter gradients summed over
+// `ranks`.
+LinearSums on_own_tokens(const reference::LinearShape&, int64_t own, int64_t ranks);
+std::vector<Whole> linear_forward(const LinearSums&, std::vector<int64_t> y,
+                                  std::span<const Whole> in, std::vector<Gauge>*);
+std::vector<Whole> linear_backward(const LinearSums&, std::span<const Whole> in,
+                                   std::span<const Whole> cotangents, std::vector<Gauge>*);
+
+// What one term of a sum can be off by, relatively, rounding by rounding: for sums whose parts pass
+// several types.
+class Relative {
+ public:
+  explicit Relative(const Case&);
+  Relative sum(int64_t terms) const;  // of products or values, in the accumulation
+  Relative rounded(DType) const;
+  Relative stored() const;                            // in the storage type
+  Relative reduced(int64_t ranks) const;              // parts on the wire
+  Relative reduced(int64_t ranks, DType wire) const;  // nothing is rounded where one rank is
+  // Of an element, in unit roundoffs of the accumulation.
+  double of(double magnitude) const { return error_ * magnitude / p_.u_acc; }
+
+ private:
+  Relative with(double more) const;
+  Relative on_wire(int64_t ranks, double u) const;
+  Precision p_;
+  double error_ = 0;
+};
+Gauge gauge_of(const Relative&, reference::Values magnitude);
+
+// Calls over tp of a linear, and its products, where x and y lie as its contract says. Sums travel
+// in `sums`, that of the row bias in `bias`.
+std::vector<Traffic> column_calls(const Case&, DType sums);
+std::vector<Traffic> row_calls(const Case&, DType sums, DType bias);
+std::vector<Gemm> column_gemms(const Case&);
+std::vector<Gemm> row_gemms(const Case&);
 
 // Lines: every word list of `with` after every one of `heads`.
 std::vector<std::string> crossed(const std::vector<std::string>& heads,

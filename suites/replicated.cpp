@@ -192,20 +192,20 @@ std::vector<Operand> router_operands(const Case& c) {
   return list;
 }
 
-OwnTokens router_tokens(const Case& c) {
-  return {{c.at("tokens"), c.at("hidden"), c.at("experts")},
-          Local(c).tokens / (c.on("sp") ? c.ranks(Axis::tp) : 1),
-          ranks_of(c, reading::axes_of_tokens(c))};
+LinearSums router_sums(const Case& c) {
+  return on_own_tokens({c.at("tokens"), c.at("hidden"), c.at("experts")},
+                       Local(c).tokens / (c.on("sp") ? c.ranks(Axis::tp) : 1),
+                       ranks_of(c, reading::axes_of_tokens(c)));
 }
 
 std::vector<Whole> router_forward(const Case& c, std::span<const Whole> in,
                                   std::vector<Gauge>* gauges) {
-  return forward_of_own_tokens(router_tokens(c), token_shape(c, c.at("experts")), in, gauges);
+  return linear_forward(router_sums(c), token_shape(c, c.at("experts")), in, gauges);
 }
 
 std::vector<Whole> router_backward(const Case& c, std::span<const Whole> in,
                                    std::span<const Whole> cot, std::vector<Gauge>* gauges) {
-  return backward_of_own_tokens(router_tokens(c), in, cot, gauges);
+  return linear_backward(router_sums(c), in, cot, gauges);
 }
 
 Contract replicated_router() {

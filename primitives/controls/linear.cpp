@@ -5,6 +5,7 @@
 #include <map>
 
 #include "oracle/registry.hpp"
+#include "primitives/controls/row_bias.hpp"
 #include "primitives/controls/table.hpp"
 #include "primitives/gemm.hpp"
 #include "primitives/linear.hpp"
@@ -14,6 +15,9 @@ namespace shardproof {
 namespace {
 
 using namespace primitives;
+using controls::BiasBeforeReduce;
+using controls::BiasGradientLocal;
+using controls::BiasGradientTimesP;
 
 // ---- Column
 
@@ -153,15 +157,6 @@ class SumKeptInLayer final : public LinearColumn {
 
 // ---- Row
 
-// b is added to each partial product: p times in the sum.
-struct BiasBeforeReduce final : RowParallel {
-  void reduce_and_add_bias(Parallel& p, const View& z, const View& b, const View& y) override {
-    const View biased = p.workspace(z.dtype, z.shape);
-    add_row(z, b, biased, p.accumulate);
-    RowParallel::reduce_and_add_bias(p, biased, View{}, y);
-  }
-};
-
 // Partial products are rounded to bf16 and then summed at full precision.
 struct RoundBeforeReduce final : RowParallel {
   void partial_product(Parallel& p, const View& x, const View& w, const View& z) override {
@@ -173,24 +168,10 @@ struct RoundBeforeReduce final : RowParallel {
   }
 };
 
-// The cotangent of all tokens is summed on every rank, then over the ranks again.
-struct BiasGradientTimesP final : RowParallel {
-  void bias_gradient(Parallel& p, const View&, const View& whole, const View& db) override {
-    reduce_bias_gradient(p, whole, p.tp, db);
-  }
-};
-
 // db is summed where the gradients of weights are: over dp in place of tp.
 struct BiasSummedOverDp final : RowParallel {
   void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
     reduce_bias_gradient(p, g, p.rank.along(Axis::dp), db);
-  }
-};
-
-// db of the own tokens is taken for the whole.
-struct BiasGradientLocal final : RowParallel {
-  void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {
-    column_sums(g, db, p.accumulate);
   }
 };
 

@@ -1403,15 +1403,7 @@ TEST(Accumulate, TellsAnotherCountWhereDataDoNotDecideIt) {
 
 // One call a backward, or one a step: F0 B0, then two microbatches, whose gradients are their sum.
 auto with_calls_of_a_step(bool once_a_step) {
-  Contract c = contract({4, 6}, on_tp(I()), on_tp(I()));
-  c.operands = [operands = c.operands](const Case& line) {
-    auto list = operands(line);
-    list[0].role = Operand::parameter;
-    return list;
-  };
-  Key key{"microbatches", "2", "in a step"};
-  key.low = 1, key.high = 4;
-  c.keys.push_back(key);
+  Contract c = of_microbatches(contract({4, 6}, on_tp(I()), on_tp(I())), "2");
   Traffic due = one_all_reduce;
   due.backward = true, due.once_a_step = once_a_step;
   c.traffic = [due](const Case&, const std::string&, int) { return std::vector{due}; };

@@ -128,16 +128,7 @@ TEST(Sharp, Gradcheck) {
 
 TEST(Sharp, SumsOverMicrobatches) {
   expect_sharp([](double bounds) {
-    Contract c = long_sums();
-    c.operands = [operands = c.operands](const Case& line) {
-      auto list = operands(line);
-      list[0].role = Operand::parameter;
-      return list;
-    };
-    Key key{"microbatches", "1", "in a step"};
-    key.low = 1, key.high = 4;
-    c.keys.push_back(key);
-    Play play(std::move(c), normal + " microbatches=2", sum, same);
+    Play play(of_microbatches(long_sums(), "1"), normal + " microbatches=2", sum, same);
     play.run("accumulate");
     const Operand& o = play.e.operands[0];
     for (const char* name : {"accumulate:step 1", "accumulate:step 2"}) {

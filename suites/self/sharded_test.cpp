@@ -79,6 +79,30 @@ TEST(Blocks, OfCopiesAreEqual) {
   EXPECT_EQ(rows_of("dp=2 shard=cp out=3", "b"), (std::vector<Rows>{{0, 1, 2}, {0, 1, 2}}));
 }
 
+// Ranks in the order (tp 0, dp 0), (tp 1, dp 0), (tp 0, dp 1), (tp 1, dp 1).
+TEST(Blocks, AreCutByTpFirst) {
+  // 10 rows: 0-4 and 5-9, of which dp=2 takes 3 and 2. Over dp first they were 0-4 and 5-9 again.
+  EXPECT_EQ(rows_of("tp=2 dp=2 parallel=column out=10", "b"),
+            (std::vector<Rows>{{0, 1, 2}, {5, 6, 7}, {3, 4}, {8, 9}}));
+  // 3 rows over dp=4 are 1, 1, 1 and none, in either block.
+  EXPECT_EQ(rows_of("tp=2 dp=4 parallel=column out=6", "b"),
+            (std::vector<Rows>{{0}, {3}, {1}, {4}, {2}, {5}, {}, {}}));
+  // Columns over tp, rows over dp: W [3, 4], and b on each rank of tp.
+  EXPECT_EQ(rows_of("tp=2 dp=2 parallel=row out=3 in=4", "w"),
+            (std::vector<Rows>{{0, 1, 4, 5}, {2, 3, 6, 7}, {8, 9}, {10, 11}}));
+  EXPECT_EQ(rows_of("tp=2 dp=2 parallel=row out=3 in=4", "b"),
+            (std::vector<Rows>{{0, 1}, {0, 1}, {2}, {2}}));
+  EXPECT_EQ(rows_of("tp=2 dp=2 shard=cp parallel=column out=4", "b"),
+            (std::vector<Rows>{{0, 1}, {2, 3}, {0, 1}, {2, 3}}));
+}
+
+TEST(Blocks, OfParametersThatAreHandedWholeAreAll) {
+  const Rows all{0, 1, 2, 3};
+  for (const char* words : {"tp=2 dp=2 parallel=column out=4", "dp=2 cp=2 shard=cp out=4"})
+    EXPECT_EQ(rows_of(std::string(words) + " whole_weight=on", "b"),
+              (std::vector<Rows>{all, all, all, all}));
+}
+
 // The judge's blocks and the subject's are written apart: they must name the same rows.
 TEST(Blocks, OfJudgeAndSubjectAreTheSame) {
   for (int64_t rows = 1; rows <= 20; ++rows)
@@ -158,6 +182,45 @@ TEST(ShardedTraffic, OneCallMovesAllParameters) {
   EXPECT_EQ(calls(""), Calls{});
 }
 
+// 3 x 4 of W and 3 of b behind tp and dp: 2 rows a rank of dp, 2 (4 + 1) elements; 8 tokens are 4 a
+// rank of dp. Over tp activations travel as they are stored, whatever the wire's type.
+TEST(ShardedTraffic, InsideTensorParallelismIsThatOfBoth) {
+  using Calls = std::vector<std::string>;
+  const std::string words = "tokens=8 tp=2 dp=2 dtype=bf16 wire=f32 ";
+  EXPECT_EQ(calls(words + "parallel=column in=4 out=6"),
+            (Calls{"F all_gather dp 10 bf16", "B all_gather dp 10 bf16", "B all_reduce tp 16 bf16",
+                   "B reduce_scatter dp 20 f32"}));
+  EXPECT_EQ(calls(words + "parallel=column in=4 out=6 sp=on reshard=off"),
+            (Calls{"F all_gather dp 10 bf16", "F all_gather tp 8 bf16", "B all_gather tp 8 bf16",
+                   "B reduce_scatter tp 16 bf16", "B reduce_scatter dp 20 f32"}));
+  EXPECT_EQ(calls(words + "parallel=row in=8 out=3"),
+            (Calls{"F all_gather dp 10 bf16", "F all_reduce tp 12 bf16", "B all_gather dp 10 bf16",
+                   "B reduce_scatter dp 20 f32"}));
+  // The gradient of b is a sum of the own tokens: over tp in the type in which it is kept.
+  const std::string row = words + "parallel=row in=8 out=3 sp=on reshard=off";
+  EXPECT_EQ(calls(row), (Calls{"F all_gather dp 10 bf16", "F reduce_scatter tp 12 bf16",
+                               "B all_gather tp 6 bf16", "B all_reduce tp 3 f32",
+                               "B reduce_scatter dp 20 f32"}));
+  EXPECT_EQ(calls(row + " local_grad=bf16")[3], "B all_reduce tp 3 bf16");
+  EXPECT_EQ(
+      calls(row + " frozen=on"),
+      (Calls{"F all_gather dp 10 bf16", "F reduce_scatter tp 12 bf16", "B all_gather tp 6 bf16"}));
+}
+
+TEST(ShardedTraffic, SaysWhatAStepMakesOnce) {
+  const auto once = [](const std::string& words) {
+    std::vector<std::string> list;
+    for (const Traffic& t : contract().traffic(line_of(words), "", 0))
+      if (t.once_a_step) list.push_back(std::string(name(t.op)) + " " + t.label);
+    return list;
+  };
+  using Calls = std::vector<std::string>;
+  EXPECT_EQ(once("dp=2 cp=2 shard=cp"), Calls{});
+  EXPECT_EQ(once("dp=2 cp=2 shard=cp sync=last"), (Calls{"reduce_scatter cp", "all_reduce dp"}));
+  EXPECT_EQ(once("dp=2 cp=2 shard=cp sync=shards"), (Calls{"all_reduce dp"}));
+  EXPECT_EQ(once("tp=2 dp=2 parallel=row sp=on sync=last"), (Calls{"reduce_scatter dp"}));
+}
+
 // Bytes that each rank sends in a ring: (p-1)/p of what is gathered, and of what is reduced.
 int64_t ring_bytes(const std::string& words) {
   const Case line = line_of(words);
@@ -189,6 +252,14 @@ TEST(ShardedRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
 
 TEST(ShardedRefusals, SayWhatIsWrong) {
   EXPECT_NE(refusal("dp=2 tp=2").find("leave tp at 1"), std::string::npos);
+  EXPECT_NE(refusal("dp=2 sp=on").find("parallel=column or parallel=row with sp=on"),
+            std::string::npos);
+  EXPECT_NE(refusal("tp=2 parallel=column out=13").find("out divisible by tp = 2"),
+            std::string::npos);
+  EXPECT_NE(refusal("tp=2 parallel=row in=7").find("in divisible by tp = 2"), std::string::npos);
+  EXPECT_NE(refusal("tp=2 dp=2 parallel=row sp=on tokens=6").find("divisible by dp*cp*tp = 4"),
+            std::string::npos);
+  EXPECT_EQ(refusal("tp=2 dp=2 parallel=row tokens=6 out=1"), "");
   EXPECT_NE(refusal("dp=2 cp=2 tokens=6").find("divisible by dp*cp = 4"), std::string::npos);
   EXPECT_EQ(refusal("dp=4 out=1"), "");
   // 2^20 - 1 rows on 2 ranks are 2 blocks of 2^19: with 2^11 columns 2^31 elements travel.
@@ -215,6 +286,51 @@ TEST(ShardedContract, ALocalGradientOfATypeOfItsOwnIsOneRoundingMore) {
   // Two terms in f32, then 8 bits: 2 u + 2^-8 to first order, in units of u = 2^-24.
   ASSERT_EQ(kept[1].bound.size(), 1u);
   EXPECT_NEAR(kept[1].bound[0], 11 * (2 + 0x1p-8 * 0x1p24), 11 * 0.01);
+}
+
+// X [4, 2], W [1, 2] and b [1] over tp=2 and dp=2: a rank has two tokens, under sp one.
+TEST(ShardedContract, SumsPassTheTypesOfBothAxes) {
+  const std::vector<Whole> in{{{4, 2}, {1, 2, 3, 4, 5, 6, 7, 8}}, {{1, 2}, {1, -1}}, {{1}, {0}}},
+      cotangents{{{4, 1}, {1, -2, 3, -4}}};
+  const auto bounds = [&](const std::string& words, int result) {
+    std::vector<Gauge> list;
+    const Case line =
+        line_of("tokens=4 in=2 out=1 tp=2 dp=2 parallel=row dtype=bf16 fill=normal " + words);
+    if (result < 0)
+      contract().forward(line, in, &list);
+    else
+      contract().backward(line, in, cotangents, &list);
+    return list[size_t(std::max(result, 0))];
+  };
+  const auto near = [](double got, double want) { EXPECT_NEAR(got, want, 0.01 * want); };
+  constexpr double bf16 = 0x1p-8 * 0x1p24;  // in units of u = 2^-24
+  // One type on both axes: y is a sum over tp, the gradients are sums over dp.
+  EXPECT_TRUE(bounds("", -1).bound.empty());
+  EXPECT_EQ(bounds("", -1).reduced, 2);
+  EXPECT_EQ(bounds("", 1).reduced, 2);
+  // The wire's type is another: y travels in bf16, 2 roundings, after 2 in the accumulation.
+  near(bounds("wire=f32", -1).bound.at(3), (7 + 8) * (2 + 2 * bf16));
+  EXPECT_TRUE(bounds("wire=f32", 1).bound.empty());
+  EXPECT_EQ(bounds("wire=f32", 1).reduced, 2);
+  // b under sp: one token in the accumulation, over tp in f32 or in the rank's own type, over dp in
+  // f32: 2 roundings each.
+  near(bounds("wire=f32 sp=on", 2).bound.at(0), 10 * (1 + 2 + 2));
+  near(bounds("wire=f32 sp=on local_grad=bf16", 2).bound.at(0), 10 * (1 + 2 * bf16 + 2));
+  // W: 2 tokens, one rounding to the own type, 2 on the wire.
+  near(bounds("wire=f32 sp=on local_grad=bf16", 1).bound.at(0), (1 + 6 + 15 + 28) * (2 + bf16 + 2));
+}
+
+TEST(ShardedContract, SaysWhereMicrobatchesAreAddedUpBeforeTheyAreReduced) {
+  const std::vector<Whole> in{{{2, 1}, {3, -4}}, {{1, 1}, {5}}, {{1}, {-7}}},
+      cotangents{{{2, 1}, {1, 2}}};
+  for (const char* sync : {"each", "last", "shards"}) {
+    std::vector<Gauge> list;
+    contract().backward(line_of(std::string("tokens=2 in=1 out=1 sync=") + sync), in, cotangents,
+                        &list);
+    EXPECT_FALSE(list[0].deferred) << "dX is of its own microbatch";
+    EXPECT_EQ(list[1].deferred, sync != std::string("each"));
+    EXPECT_EQ(list[2].deferred, sync != std::string("each"));
+  }
 }
 
 TEST(ShardedContract, IntegersFitTheLocalGradientToo) {
@@ -276,6 +392,86 @@ TEST(ShardedOnRanks, CopiesHaveTheGradientsThatShardsHave) {
   }
 }
 
+// What a rank gives back of a parameter that it was handed whole: its rows, zeros elsewhere.
+TEST(ShardedOnRanks, WholeParametersAreCutAsTheirShardsAre) {
+  for (const std::string words : {"tp=2 dp=2 parallel=column out=10", "tp=2 dp=2 parallel=row",
+                                  "dp=4 out=5", "tp=2 dp=2 parallel=row sp=on out=3"}) {
+    const Judged cut = run(words, {"gradient"}),
+                 all = run(words + " whole_weight=on", {"gradient"});
+    for (int rank = 0; rank < 4; ++rank)
+      for (int operand : {w, b}) {
+        const Operand o = contract().operands(line_of(words))[size_t(operand)];
+        Doubles want(size_t(product(o.shape)));
+        const Doubles own = gradient(cut, rank, operand);
+        const Rows at = whole_indices(o.shape, o.layout, line_of(words).mesh(), rank);
+        for (size_t i = 0; i < at.size(); ++i) want[size_t(at[i])] = own.at(i);
+        EXPECT_EQ(gradient(all, rank, operand), want) << words << ", rank " << rank;
+      }
+  }
+}
+
+// Out [0, 16) over tp=2, then dp=2, four rows a rank. A mesh [dp, tp] cuts 8 and 8 over dp first:
+// ranks 1 and 2 change their rows.
+TEST(ShardedOnRanks, CutOverDpFirstChangesTheRowsOfTwoRanks) {
+  const std::string words = "tp=2 dp=2 parallel=column whole_weight=on out=16";
+  const Judged right = run(words, {"gradient"}),
+               wrong = run(words + " control=sharded_rows_returned_dp_first", {"gradient"});
+  const auto rows = [](const Doubles& gradient) {
+    Rows at;
+    for (size_t i = 0; i < gradient.size(); ++i)
+      if (gradient[i] != 0) at.push_back(int64_t(i));
+    return at;
+  };
+  EXPECT_EQ(rows(gradient(right, 1, b)), (Rows{8, 9, 10, 11}));
+  EXPECT_EQ(rows(gradient(wrong, 1, b)), (Rows{4, 5, 6, 7}));
+  EXPECT_EQ(rows(gradient(right, 2, b)), (Rows{4, 5, 6, 7}));
+  EXPECT_EQ(rows(gradient(wrong, 2, b)), (Rows{8, 9, 10, 11}));
+  for (int rank : {0, 3}) EXPECT_EQ(gradient(wrong, rank, b), gradient(right, rank, b));
+}
+
+// Calls of a step of two microbatches, by operation.
+std::vector<std::string> calls_of_a_step(const Judged& j) {
+  std::vector<std::string> list;
+  for (const LedgerEntry& c :
+       j.evidence.record(0, j.evidence.find_shot("accumulate:step 1")).ledger)
+    list.push_back(std::string(name(c.op)) + " " + c.label);
+  return list;
+}
+
+TEST(ShardedOnRanks, AStepThatReducesOnceHasTheSumsOfOneThatReducesEach) {
+  const std::string words = "dp=2 cp=2 shard=cp microbatches=2 reshard=off ";
+  const Judged each = run(words, {"accumulate"}), last = run(words + "sync=last", {"accumulate"}),
+               shards = run(words + "sync=shards", {"accumulate"});
+  const int step = each.evidence.find_shot("accumulate:step 1");
+  for (int rank = 0; rank < 4; ++rank)
+    for (int operand : {w, b})
+      for (const Judged* other : {&last, &shards}) {
+        const ResultTensor *sum = each.evidence.result(rank, step, 3, operand, true),
+                           *same = other->evidence.result(rank, step, 3, operand, true);
+        ASSERT_TRUE(sum && same);
+        EXPECT_EQ(sum->bytes, same->bytes) << "integers: every order is exact";
+      }
+  using Calls = std::vector<std::string>;
+  EXPECT_EQ(calls_of_a_step(each), (Calls{"all_gather cp", "reduce_scatter cp", "all_reduce dp",
+                                          "all_gather cp", "reduce_scatter cp", "all_reduce dp"}));
+  EXPECT_EQ(calls_of_a_step(shards), (Calls{"all_gather cp", "reduce_scatter cp", "all_gather cp",
+                                            "reduce_scatter cp", "all_reduce dp"}));
+  EXPECT_EQ(calls_of_a_step(last),
+            (Calls{"all_gather cp", "all_gather cp", "reduce_scatter cp", "all_reduce dp"}));
+}
+
+// 256 and 1 in bf16 are 256: the second microbatch is lost below the last bit of the first. Beside
+// it every call is the due one.
+TEST(ShardedOnRanks, WhatIsAddedUpAsStoredIsSeenByItsSums) {
+  const Judged j =
+      run("dp=2 microbatches=4 sync=last dtype=bf16 wire=f32 grad=f32 fill=normal "
+          "control=sharded_added_up_as_stored",
+          {"ledger", "accumulate"});
+  EXPECT_EQ(j.result.checks.at(0).verdict, Verdict::passed);
+  ASSERT_EQ(j.result.checks.at(1).verdict, Verdict::failed);
+  EXPECT_EQ(j.result.checks.at(1).findings.at(0).tensor, "gradient of w");
+}
+
 // 13 rows over 4 ranks: 4, 4, 4 and 1. Rank 3's flat shard holds b at 28; packed without padding it
 // lies at 7, among the padding of W, and 28 is as it was made, 0.
 TEST(ShardedOnRanks, WithoutPaddingOnlyTheLastRanksBiasIsLost) {
@@ -295,26 +491,42 @@ TEST(ShardedOnRanks, NoErrorIsTooLargeWhereSumsAreAsLongAsOneOverU) {
   EXPECT_EQ(j.result.checks.at(0).verdict, Verdict::vacuous);
 }
 
-// Files of a rank without rows hold tensors without elements.
-TEST(ShardedFiles, AreAnsweredByARankWithoutRows) {
+// Folder -> checks that failed and how many passed, the answers by ours or by a control.
+struct Answered {
+  std::vector<std::string> failed;
+  size_t passed = 0;
+};
+
+Answered answered(const std::string& words, const std::string& control) {
   const std::string folder =
       std::filesystem::temp_directory_path() / ("sharded" + std::to_string(getpid()));
-  for (const char* control : {"", "sharded_gradient_left_local"}) {
-    std::filesystem::remove_all(folder);
-    prepared::prepare_case(line_of("dp=4 out=5"), {}, folder, family());
-    foreign::Answer how;
-    how.control = control;
-    foreign::answer(folder, family(), how);
-    const Report report = foreign::judged(folder, family());
-    const auto failed = foreign::with(report, Verdict::failed);
-    if (how.control.empty()) {
-      EXPECT_TRUE(failed.empty());
-      EXPECT_GE(foreign::with(report, Verdict::passed).size(), 4u);
-    } else {
-      EXPECT_NE(std::find(failed.begin(), failed.end(), "gradient"), failed.end());
-    }
-  }
   std::filesystem::remove_all(folder);
+  prepared::prepare_case(line_of(words), {}, folder, family());
+  foreign::Answer how;
+  how.control = control;
+  foreign::answer(folder, family(), how);
+  const Report report = foreign::judged(folder, family());
+  std::filesystem::remove_all(folder);
+  return {foreign::with(report, Verdict::failed), foreign::with(report, Verdict::passed).size()};
+}
+
+// Files of a rank without rows hold tensors without elements.
+TEST(ShardedFiles, AreAnsweredByARankWithoutRows) {
+  const Answered right = answered("dp=4 out=5", "");
+  EXPECT_TRUE(right.failed.empty());
+  EXPECT_GE(right.passed, 4u);
+  const auto failed = answered("dp=4 out=5", "sharded_gradient_left_local").failed;
+  EXPECT_NE(std::find(failed.begin(), failed.end(), "gradient"), failed.end());
+}
+
+TEST(ShardedFiles, AreAnsweredInsideTensorParallelismAndByStepsThatReduceOnce) {
+  const std::string whole = "tp=2 dp=2 parallel=column whole_weight=on",
+                    step = "tp=2 dp=2 parallel=row sp=on microbatches=2 sync=last";
+  for (const std::string& words : {whole, step}) EXPECT_TRUE(answered(words, "").failed.empty());
+  const auto rows = answered(whole, "sharded_cut_over_dp_first").failed;
+  EXPECT_NE(std::find(rows.begin(), rows.end(), "forward"), rows.end());
+  EXPECT_EQ(answered(step, "sharded_last_microbatch_left_local").failed,
+            std::vector<std::string>{"accumulate"});
 }
 
 }  // namespace

@@ -139,6 +139,19 @@ inline Contract contract(std::vector<int64_t> shape, Layout from, Layout to) {
 
 using Map = std::function<Locals(const Locals&)>;
 
+// x becomes a parameter, whose gradients the microbatches of a step add up.
+inline Contract of_microbatches(Contract c, const char* microbatches) {
+  c.operands = [operands = c.operands](const Case& line) {
+    auto list = operands(line);
+    list[0].role = Operand::parameter;
+    return list;
+  };
+  Key key{"microbatches", microbatches, "in a step"};
+  key.low = 1, key.high = 4;
+  c.keys.push_back(key);
+  return c;
+}
+
 class Play {
  public:
   Play(Contract c, const std::string& keys, Map forward, Map backward)
