@@ -1,0 +1,286 @@
+// The pipeline family: layers that lie on stages, and microbatches that travel through them. What
+// is judged is whether each microbatch meets every layer once, in order, with the state of its own
+// forward, and whether every parameter's gradient is the sum over all of them.
+#include <algorithm>
+
+#include "fixtures/index_maps.hpp"
+#include "oracle/check.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/pipeline.hpp"
+#include "reference/stack.hpp"
+#include "suites/linear.hpp"
+#include "suites/ours.hpp"
+#include "suites/replicated.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace linears;
+
+// ---- What is read from a line
+
+struct Shape {
+  int64_t stages, chunks, layers, hidden, tokens, size, microbatches;  // tokens: own ones
+
+  explicit Shape(const Case& c)
+      : stages(c.ranks(Axis::pp)),
+        chunks(stages * c.at("virtual")),
+        layers(c.at("layers")),
+        hidden(c.at("hidden")),
+        tokens(c.at("tokens") / c.ranks(Axis::dp)),
+        size(c.at("micro_batch_size")),
+        microbatches((tokens + size - 1) / size) {}
+
+  // Chunks of equal length but for the first ones, which have one layer more.
+  int64_t chunk_of(int64_t layer) const {
+    const int64_t shorter = layers / chunks, longer = layers % chunks * (shorter + 1);
+    return layer < longer ? layer / (shorter + 1) : layers % chunks + (layer - longer) / shorter;
+  }
+  int64_t stage_of(int64_t layer) const { return chunk_of(layer) % stages; }
+  int64_t layers_of(int64_t stage) const {
+    int64_t own = 0;
+    for (int64_t l = 0; l < layers; ++l) own += stage_of(l) == stage;
+    return own;
+  }
+  int64_t elements_of(int64_t microbatch) const {
+    return std::min(size, tokens - microbatch * size) * hidden;
+  }
+};
+
+int stage_of_rank(const Case& c, int rank) { return c.mesh().coordinate(rank, Axis::pp); }
+
+// ---- Operands x, w0, b0, w1, b1, .., y
+
+std::string numbered(const char* name, int64_t i) { return name + std::to_string(i); }
+
+Layout on_stage(int64_t stage, const Placement& dp) {
+  return {{Axis::dp, dp}, {Axis::pp, S(0, on_rank_map(stage))}};
+}
+
+std::vector<Operand> operands(const Case& c) {
+  const Shape s(c);
+  const std::vector<int64_t> x{c.at("tokens"), s.hidden};
+  std::vector<Operand> list{{"x", Operand::input, x, on_stage(0, S(0)), true, 1}};
+  for (int64_t l = 0; l < s.layers; ++l) {
+    const Layout own = on_stage(s.stage_of(l), I());
+    list.push_back({numbered("w", l), Operand::parameter, {s.hidden, s.hidden}, own, true, 0});
+    list.push_back({numbered("b", l), Operand::parameter, {s.hidden}, own});
+  }
+  list.push_back({"y", Operand::output, x, on_stage(s.stages - 1, S(0)), true, 0});
+  return list;
+}
+
+reference::StackInputs stack_of(const Case& c, std::span<const Whole> in) {
+  reference::StackInputs s{c.at("tokens"), c.at("hidden"), in[0].value, {}, {}};
+  for (size_t i = 1; i < in.size(); i += 2) {
+    s.w.push_back(in[i].value);
+    s.b.push_back(in[i + 1].value);
+  }
+  return s;
+}
+
+// ---- Reference and bounds
+
+reference::Rounding rounding_of(const Case& c, const Precision& p) {
+  return replicated::rounding_of(c, p, c.ranks(Axis::dp));
+}
+
+std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const auto stack = stack_of(c, in);
+  if (gauges) {
+    const Precision p = precision_of(c, Declared{});
+    *gauges = {replicated::gauge_of(reference::stack_loss(stack, rounding_of(c, p)), p)};
+  }
+  return listed(whole(in[0].shape, reference::stack(stack)));
+}
+
+template <class Part, class All>
+std::vector<Part> in_order(All all) {
+  std::vector<Part> list{std::move(all.x)};
+  for (size_t l = 0; l < all.w.size(); ++l) {
+    list.push_back(std::move(all.w[l]));
+    list.push_back(std::move(all.b[l]));
+  }
+  return list;
+}
+
+std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
+                            std::vector<Gauge>* gauges) {
+  const auto stack = stack_of(c, in);
+  std::vector<Whole> out;
+  for (auto& value : in_order<reference::Values>(reference::stack_backward(stack, cot[0].value)))
+    out.push_back(whole(in[out.size()].shape, std::move(value)));
+  if (!gauges) return out;
+  const Precision p = precision_of(c, Declared{});
+  gauges->clear();
+  for (const auto& loss : in_order<reference::Loss>(
+           reference::stack_backward_loss(stack, cot[0].value, rounding_of(c, p))))
+    gauges->push_back(replicated::gauge_of(loss, p));
+  return out;
+}
+
+// |X_l| <= (h+1)^l B^(l+1), since h B |X_l| + B <= (h+1) B |X_l|, and a cotangent that has passed n
+// layers is at most h^n B^(n+1). So every result is a sum of max(T, h+1) (h+1)^(L-1) terms of L+1
+// factors at most.
+std::optional<int64_t> integer_range(const Case& c) {
+  const int64_t h = c.at("hidden") + 1;
+  int64_t terms = std::max(c.at("tokens") * c.at("microbatches"), h);
+  for (int64_t l = 1; l < c.at("layers"); ++l)
+    if (__builtin_mul_overflow(terms, h, &terms)) return {};
+  return range_of_products(c, terms, int(c.at("layers")) + 1);
+}
+
+// ---- Traffic
+
+// When the chunk that is n-th in a direction works on the microbatch that is m-th.
+int64_t tick_of(const Shape& s, int64_t m, int64_t n) {
+  const int64_t group = m / s.stages * s.chunks, round = n / s.stages * s.stages;
+  return group + round + m % s.stages + n % s.stages;
+}
+
+// Elements that a stage sends after each tick but the last one.
+std::vector<int64_t> sent_by(const Shape& s, int64_t stage, bool backward, bool last_first) {
+  const int64_t last = s.microbatches - 1;
+  std::vector<int64_t> sent(size_t(tick_of(s, last, s.chunks - 1)), 0);
+  for (int64_t m = 0; m <= last; ++m)
+    for (int64_t n = 0; n + 1 < s.chunks; ++n) {
+      const int64_t chunk = backward ? s.chunks - 1 - n : n;
+      if (chunk % s.stages != stage) continue;
+      sent[size_t(tick_of(s, m, n))] = s.elements_of(backward && last_first ? last - m : m);
+    }
+  return sent;
+}
+
+std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
+  const Shape s(c);
+  const int64_t stage = stage_of_rank(c, rank), own = s.layers_of(stage);
+  std::vector<Traffic> due;
+  for (const bool backward : {false, true}) {
+    if (s.stages == 1) break;
+    for (int64_t n : sent_by(s, stage, backward, c.text("backward_order") == "lifo")) {
+      due.push_back(call(Op::shift, backward, n, c.dtype()));
+      due.back().label = name(Axis::pp), due.back().hop = backward ? -1 : +1;
+    }
+  }
+  if (c.ranks(Axis::dp) > 1 && own > 0) {
+    due.push_back(call(Op::all_reduce, true, own * (s.hidden + 1) * s.hidden, wire_of(c)));
+    due.back().label = name(Axis::dp);
+  }
+  return due;
+}
+
+std::vector<Gemm> gemms(const Case& c, int rank) {
+  const Shape s(c);
+  std::vector<Gemm> due;
+  for (int64_t l = 0; l < s.layers; ++l) {
+    if (s.stage_of(l) != stage_of_rank(c, rank)) continue;
+    const std::string n = std::to_string(l);
+    due.push_back({"Y = X W" + n + "^T", false, s.tokens, s.hidden, s.hidden});
+    due.push_back({"dX = dY W" + n, true, s.tokens, s.hidden, s.hidden});
+    due.push_back({"dW" + n + " = dY^T X", true, s.hidden, s.hidden, s.tokens});
+  }
+  return due;
+}
+
+// ---- Keys and cases
+
+std::vector<Key> keys() {
+  Key layers = extent("layers", "5", 1, "linears, each [hidden,hidden] with a bias"),
+      rounds = extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1"),
+      order{"backward_order", "fifo",
+            "microbatches in the backward: in their order (fifo), or the last one first (lifo)"};
+  layers.high = 64, rounds.high = 16;
+  order.choices = {"fifo", "lifo"};
+  return {extent("tokens", "24", 1, "rows of x and y"),
+          extent("hidden", "3", 1, "columns of x and y"),
+          layers,
+          extent("micro_batch_size", "7", 1,
+                 "own tokens of a microbatch; the last one has what is left"),
+          rounds,
+          order,
+          microbatches_key()};
+}
+
+std::vector<std::string> cases(const std::string& tier) {
+  const std::string half = "layers=2 hidden=2 tokens=8 micro_batch_size=3";
+  const auto smoke = crossed(
+      {"pipeline_stages"},
+      {"pp=2", "pp=4 tokens=10 micro_batch_size=4", "pp=2 virtual=2 tokens=10 micro_batch_size=4",
+       "pp=2 dp=2 tokens=12 micro_batch_size=4", "pp=2 dtype=bf16 fill=normal layers=3",
+       "pp=2 microbatches=2 tokens=6 micro_batch_size=4 layers=3"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"pipeline_stages", "pipeline_stages pp=2",
+                                       "pipeline_stages pp=3", "pipeline_stages pp=4",
+                                       "pipeline_stages pp=8"};
+  const std::vector<std::string> grids{"pipeline_stages dp=2",
+                                       "pipeline_stages pp=2 dp=2 micro_batch_size=5",
+                                       "pipeline_stages pp=2 dp=2 order=pp,dp micro_batch_size=5",
+                                       "pipeline_stages pp=4 dp=2 micro_batch_size=5",
+                                       "pipeline_stages pp=2 dp=4 micro_batch_size=4",
+                                       "pipeline_stages dp=3"};
+  const std::vector<std::string> rounding{"fill=normal",
+                                          "dtype=f32 fill=normal",
+                                          "dtype=bf16 fill=normal",
+                                          "dtype=f16 fill=normal",
+                                          "dtype=bf16 grad=f32 wire=f32 fill=normal",
+                                          "dtype=f32 acc=f64 fill=normal",
+                                          "dtype=f32 fill=cancelling"};
+  const auto ci = together(
+      {smoke,
+       crossed(ranks, {"", "dtype=f32", "virtual=2", "backward_order=lifo", "layers=8"}),
+       crossed(ranks, {"dtype=bf16 " + half, "dtype=f16 " + half}),
+       crossed(grids, {"", "virtual=2"}),
+       crossed({"pipeline_stages pp=3", "pipeline_stages pp=2 dp=2 virtual=2 micro_batch_size=5"},
+               rounding),
+       crossed({"pipeline_stages pp=2", "pipeline_stages pp=4 virtual=2"},
+               {"strides=transposed", "strides=expanded", "strides=expanded_inputs",
+                "micro_batch_size=6", "micro_batch_size=24", "micro_batch_size=1 tokens=5",
+                "layers=1", "layers=3", "microbatches=2 tokens=10 micro_batch_size=4"}),
+       {"pipeline_stages pp=2 virtual=3 layers=13", "pipeline_stages pp=3 virtual=2 layers=6",
+        "pipeline_stages pp=4 virtual=2 layers=11 backward_order=lifo micro_batch_size=5",
+        "pipeline_stages virtual=3", "pipeline_stages pp=8 layers=13 tokens=16 micro_batch_size=3",
+        "pipeline_stages pp=2 dtype=f32 fill=large layers=2",
+        "pipeline_stages pp=2 dp=2 microbatches=3 dtype=bf16 grad=f32 fill=normal layers=3",
+        "pipeline_stages pp=2 hidden=1 layers=2", "pipeline_stages pp=4 tokens=1"}});
+  if (tier != "nightly") return ci;
+  return together(
+      {ci, crossed(crossed({"pipeline_stages pp=5 layers=11", "pipeline_stages pp=6 layers=12",
+                            "pipeline_stages pp=8 layers=17 tokens=16"},
+                           {"", "virtual=2", "virtual=3 backward_order=lifo"}),
+                   {"", "dtype=f32 fill=normal hidden=9", "dtype=bf16 fill=normal", "seed=2"})});
+}
+
+Contract pipeline_stages() {
+  Contract c;
+  c.name = "pipeline_stages";
+  c.family = "pipeline";
+  c.summary = "a stack of linears, its layers on the stages of pp, tokens in microbatches";
+  c.linear = true;
+  c.keys = keys();
+  c.precondition = primitives::refused_pipeline_stages;
+  c.operands = operands;
+  c.forward = forward;
+  c.backward = backward;
+  c.traffic = traffic;
+  c.integer_range = integer_range;
+  c.cases = cases;
+  c.gemms = gemms;
+  c.illegal = {"pipeline_stages pp=2 tp=2",      "pipeline_stages pp=2 cp=2",
+               "pipeline_stages pp=2 ep=2",      "pipeline_stages pp=2 dp=2 tokens=9",
+               "pipeline_stages dp=4 tokens=10", "pipeline_stages tp=2"};
+  c.witnesses = {"pipeline_stages pp=2 tokens=5 micro_batch_size=2 layers=3",
+                 "pipeline_stages pp=3 tokens=5 micro_batch_size=3 layers=4",
+                 "pipeline_stages pp=4 tokens=4 micro_batch_size=2",
+                 "pipeline_stages pp=2 dp=2 tokens=8 micro_batch_size=3 layers=3",
+                 "pipeline_stages pp=2 virtual=2 tokens=4 micro_batch_size=2 layers=4"};
+  return c;
+}
+
+}  // namespace
+
+void family_pipeline(Registry& r) {
+  r.add(pipeline_stages());
+  add_ours<primitives::PipelineStages>(r, "pipeline_stages");
+}
+
+}  // namespace shardproof
