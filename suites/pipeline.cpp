@@ -271,7 +271,7 @@ Contract pipeline_stages() {
   c.witnesses = {"pipeline_stages pp=2 tokens=5 micro_batch_size=2 layers=3",
                  "pipeline_stages pp=3 tokens=5 micro_batch_size=3 layers=4",
                  "pipeline_stages pp=4 tokens=4 micro_batch_size=2",
-                 "pipeline_stages pp=2 dp=2 tokens=8 micro_batch_size=3 layers=3",
+                 "pipeline_stages pp=2 dp=2 virtual=2 tokens=8 micro_batch_size=2 layers=4",
                  "pipeline_stages pp=2 virtual=2 tokens=4 micro_batch_size=2 layers=4"};
   return c;
 }

@@ -1,5 +1,6 @@
 // The fault operators, step by step, and the table that puts the steps together.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -169,8 +170,24 @@ const Group* world_group(Bench& b, const Flight& f) {
   return f.p() < b.state.size ? b.whole_world() : nullptr;
 }
 
+// Whether all members of another group hold as much as this rank does: a call whose counts differ
+// from stage to stage, or that a stage has nothing to send in, fits its own group alone. Every
+// member comes to the same answer.
+bool fits(Bench& b, const Flight& f, const Group& g) {
+  std::array<int64_t, 2> mine{f.in.elements(), f.out.elements()};
+  std::vector<int64_t> all(size_t(2 * g.size()), 0);
+  const View in = view_of(reinterpret_cast<std::byte*>(mine.data()), DType::i64, {2});
+  const View out = view_of(reinterpret_cast<std::byte*>(all.data()), DType::i64, {2 * g.size()});
+  Call c = extra(f, Op::all_gather, in);
+  c.group = &g;
+  b.call(c, in, out, f.stream);
+  for (size_t i = 0; i < all.size(); ++i)
+    if (all[i] != mine[i % 2]) return false;
+  return f.call.op != Op::shift || mine[0] == mine[1];
+}
+
 void fetch_over(Bench& b, Flight& f, const Group* g) {
-  if (!g) return;
+  if (!g || !fits(b, f, *g)) return;
   Call c = f.call;
   c.group = g;
   f.foreign.resize(size_t(f.out.bytes()));
