@@ -110,10 +110,18 @@ void PipelineStages::pass_on(const View& in, const View& out) const { convert(in
 
 void PipelineStages::weight_gradient(Pass& pass, int64_t, const View& x, const View& g,
                                      const View& dw, const View& db) {
-  const View column = pass.p.workspace(pass.p.accumulate, db.shape);
-  gemm(turned(g), plain(x), dw, pass.p.accumulate, nullptr, /*add=*/true);
-  column_sums(g, column, pass.p.accumulate);
+  const DType type = pass.p.accumulate;
+  const View column = pass.p.workspace(type, db.shape);
+  column_sums(g, column, type);
   add_into(column, db);
+  if (dw.dtype == type) return gemm(turned(g), plain(x), dw, type, nullptr, /*add=*/true);
+  const View product = pass.p.workspace(type, dw.shape);
+  gemm(turned(g), plain(x), product, type);
+  add_into(product, dw);
+}
+
+DType PipelineStages::type_of_sums(const Parallel& p) const {
+  return type_of_key(p.rank.line(), "local_grad", p.accumulate);
 }
 
 void PipelineStages::input_gradient(Pass&, Unit, const View&) {}
@@ -195,11 +203,12 @@ void PipelineStages::gradients_of(Parallel& p, Saved& state, std::span<const Vie
        {&pass.leaving, &pass.arriving[0], &pass.arriving[1], &pass.scratch[0], &pass.scratch[1]})
     *v = block();
   const View nothing = pass.leaving.narrow(0, 0, 0);
+  const DType kept = type_of_sums(p);
   pass.sums.resize(gradients.size());
   Parts parts;
   each_own_layer(s, [&](int64_t, int64_t l) {
     for (size_t i : {weight_of(l), bias_of(l)}) {
-      pass.sums[i] = partial_like(p, gradients[i]);
+      pass.sums[i] = p.workspace(kept, gradients[i].shape);
       set_zero(pass.sums[i]);
       parts.push_back({pass.sums[i], gradients[i]});
     }

@@ -14,8 +14,9 @@
 //             stage without anything to send sends nothing: its block is empty. With v = 1 nothing
 //             passes from the last stage to the first, with v > 1 the ring closes.
 //
-// Gradients of parameters are sums over the microbatches, made in the accumulation type; after the
-// last one a stage all-reduces its own, coalesced, over dp. What a forward keeps lies in its state:
+// Gradients of parameters are sums over the microbatches, kept in the accumulation type, or in
+// local_grad=, as autograd adds them up in the storage type; after the last microbatch a stage
+// all-reduces its own, coalesced, over dp. What a forward keeps lies in its state:
 // the input of every own layer, by microbatch.
 //
 //   pipeline_stages   Y = X_L, X_{l+1} = X_l W_l^T + b_l; X on the first stage, Y on the last
@@ -98,6 +99,7 @@ class PipelineStages : public Kernel {
   // Of one microbatch, added to the sums.
   virtual void weight_gradient(Pass&, int64_t m, const View& x, const View& g, const View& dw,
                                const View& db);
+  virtual DType type_of_sums(const Parallel&) const;
   virtual void input_gradient(Pass&, Unit, const View& dx);     // as it leaves a chunk
   virtual void reduce(Pass&, const Parts&);                     // over dp
   virtual void add_gradient(const View& own, const View& sum);  // of a pass to the step's

@@ -3,6 +3,7 @@
 // forward, and whether every parameter's gradient is the sum over all of them.
 #include <algorithm>
 
+#include "fixtures/fills.hpp"
 #include "fixtures/index_maps.hpp"
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
@@ -46,6 +47,9 @@ struct Shape {
     return std::min(size, tokens - microbatch * size) * hidden;
   }
 };
+
+// Type that a stage keeps its sums over microbatches in; none: that of accumulation.
+std::optional<DType> type_of_sums(const Case& c) { return dtype_from(c.text("local_grad")); }
 
 int stage_of_rank(const Case& c, int rank) { return c.mesh().coordinate(rank, Axis::pp); }
 
@@ -112,10 +116,17 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
     out.push_back(whole(in[out.size()].shape, std::move(value)));
   if (!gauges) return out;
   const Precision p = precision_of(c, Declared{});
+  const auto kept = type_of_sums(c);
+  const double more =
+      kept ? reference::gamma_of(double(Shape(c).microbatches), unit_roundoff(*kept)) : 0;
   gauges->clear();
-  for (const auto& loss : in_order<reference::Loss>(
-           reference::stack_backward_loss(stack, cot[0].value, rounding_of(c, p))))
+  for (auto& loss : in_order<reference::Loss>(
+           reference::stack_backward_loss(stack, cot[0].value, rounding_of(c, p)))) {
+    const bool parameter = !gauges->empty();
+    for (size_t i = 0; parameter && i < loss.error.size(); ++i)
+      loss.error[i] += more * (loss.magnitude[i] + loss.error[i]);
     gauges->push_back(replicated::gauge_of(loss, p));
+  }
   return out;
 }
 
@@ -127,7 +138,12 @@ std::optional<int64_t> integer_range(const Case& c) {
   int64_t terms = std::max(c.at("tokens") * c.at("microbatches"), h);
   for (int64_t l = 1; l < c.at("layers"); ++l)
     if (__builtin_mul_overflow(terms, h, &terms)) return {};
-  return range_of_products(c, terms, int(c.at("layers")) + 1);
+  const int factors = int(c.at("layers")) + 1;
+  const auto range = range_of_products(c, terms, factors);
+  const auto kept = type_of_sums(c);
+  if (!range || !kept) return range;
+  const auto fitting = exact_range(*kept, terms, factors);
+  return fitting ? std::optional(std::min(*range, *fitting)) : std::nullopt;
 }
 
 // ---- Traffic
@@ -191,6 +207,10 @@ std::vector<Key> keys() {
             "microbatches in the backward: in their order (fifo), or the last one first (lifo)"};
   layers.high = 64, rounds.high = 16;
   order.choices = {"fifo", "lifo"};
+  Key kept{"local_grad", "",
+           "type that a stage keeps its sums over microbatches in, as autograd leaves them in the "
+           "storage type; left out: that of accumulation"};
+  kept.choices = {"f64", "f32", "bf16", "f16"};
   return {extent("tokens", "24", 1, "rows of x and y"),
           extent("hidden", "3", 1, "columns of x and y"),
           layers,
@@ -198,6 +218,7 @@ std::vector<Key> keys() {
                  "own tokens of a microbatch; the last one has what is left"),
           rounds,
           order,
+          kept,
           microbatches_key()};
 }
 
@@ -236,7 +257,12 @@ std::vector<std::string> cases(const std::string& tier) {
                {"strides=transposed", "strides=expanded", "strides=expanded_inputs",
                 "micro_batch_size=6", "micro_batch_size=24", "micro_batch_size=1 tokens=5",
                 "layers=1", "layers=3", "microbatches=2 tokens=10 micro_batch_size=4"}),
-       {"pipeline_stages pp=2 virtual=3 layers=13", "pipeline_stages pp=3 virtual=2 layers=6",
+       crossed({"pipeline_stages pp=2 layers=1 tokens=96 micro_batch_size=8 dtype=bf16",
+                "pipeline_stages pp=2 dp=2 layers=2 tokens=96 micro_batch_size=8 dtype=bf16"},
+               {"fill=normal", "fill=cancelling", "local_grad=bf16 fill=normal",
+                "local_grad=bf16 grad=f32 wire=f32 fill=normal"}),
+       {"pipeline_stages pp=2 local_grad=f32", "pipeline_stages pp=2 virtual=3 layers=13",
+        "pipeline_stages pp=3 virtual=2 layers=6",
         "pipeline_stages pp=4 virtual=2 layers=11 backward_order=lifo micro_batch_size=5",
         "pipeline_stages virtual=3", "pipeline_stages pp=8 layers=13 tokens=16 micro_batch_size=3",
         "pipeline_stages pp=2 dtype=f32 fill=large layers=2",

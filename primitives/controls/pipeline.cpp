@@ -132,6 +132,11 @@ struct LastDeferredGradientDropped final : PipelineStages {
   }
 };
 
+// Gradients are added up in the storage type, whatever type they were asked for in.
+struct SummedAsStored final : PipelineStages {
+  DType type_of_sums(const Parallel& p) const override { return p.storage; }
+};
+
 // Divided by the number of microbatches, as if each loss were a mean over all of them.
 struct DividedByMicrobatches final : PipelineStages {
   void reduce(Pass& pass, const Parts& parts) override {
@@ -266,6 +271,10 @@ const Row rows[] = {
     {"pipeline_stages", "pipeline_last_deferred_gradient_dropped",
      twin<LastDeferredGradientDropped>, "gradient,adjoint", "forward,ledger,lockstep",
      "pytorch/pytorch 139415", small, "2 microbatches"},
+    {"pipeline_stages", "pipeline_summed_as_stored", twin<SummedAsStored>, "gradient",
+     "forward,ledger,lockstep", "NVIDIA/Megatron-LM 6624",
+     "pp=2 layers=1 tokens=96 micro_batch_size=8 dtype=bf16 fill=cancelling",
+     "many microbatches, sums that cancel, storage narrower than accumulation"},
     {"pipeline_stages", "pipeline_divided_by_microbatches", twin<DividedByMicrobatches>,
      "gradient,adjoint", "forward,ledger,lockstep,replica", "pytorch/pytorch 144352", small,
      "2 microbatches; ratio 1/microbatches"},

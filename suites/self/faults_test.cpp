@@ -490,6 +490,29 @@ TEST(PayloadFault, results_of_another_group) {
   expect_each("wrong_group_payload", ring, [&](int r, auto&) { return input(ring, (r + 2) % 4); });
 }
 
+// Sums of other lengths on other rows of the grid; a line, whose first member sends and whose last
+// one receives: their calls fit no other group, and are left as they are.
+TEST(PayloadFault, of_another_group_needs_equal_counts) {
+  const Mesh grid({{Axis::tp, 2}, {Axis::cp, 2}});
+  for (const std::string fault : {"wrong_group_payload", "world_group_payload"}) {
+    const auto errors = run_ranks(grid, [&](TestRank& r) {
+      FaultDoor door(parse_fault(fault + "@forward.tp.*"), r.state, r.transport);
+      Communicator tp(r.group(Axis::tp), door);
+      const int row = grid.coordinate(r.state.rank, Axis::cp), me = tp.rank();
+      Buffer part(DType::f64, {1 + row}), sum(DType::f64, {1 + row});
+      fill_from(part.view(), Values(size_t(1 + row), r.state.rank + 1.0));
+      tp.all_reduce(part.view(), sum.view());
+      EXPECT_EQ(to_doubles(sum.view()), Values(size_t(1 + row), row == 0 ? 1 + 2 : 3 + 4));
+      Buffer leaving(DType::f64, {me == 0 ? 2 : 0}), arriving(DType::f64, {me == 0 ? 0 : 2});
+      fill_from(leaving.view(), Values(me == 0 ? 2 : 0, 10.0 + row));
+      tp.wait(tp.shift(leaving.view(), arriving.view(), 1));
+      EXPECT_EQ(to_doubles(arriving.view()), Values(me == 0 ? 0 : 2, 10.0 + row));
+      EXPECT_FALSE(door.active());
+    });
+    for (const auto& e : errors) EXPECT_EQ(e, "") << fault;
+  }
+}
+
 // The largest element of the result is the one that is hit, on world rank 0 alone.
 TEST(PayloadFault, losses_on_one_rank) {
   const auto value = [](int rank, int64_t i) { return i == 3 ? 50.0 : double(rank + 1 + i); };
