@@ -14,6 +14,7 @@
 #include "primitives/mapping.hpp"
 #include "primitives/mlp.hpp"
 #include "primitives/norm_sequence.hpp"
+#include "primitives/pipeline.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
 #include "primitives/sharded.hpp"
@@ -87,6 +88,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
     DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
+    DeviceKernel{"pipeline_stages", ours<primitives::PipelineStages>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},
     DeviceKernel{"norm_sequence", ours<primitives::NormSequence>},
     DeviceKernel{"block", ours<primitives::Block>},
