@@ -5,9 +5,12 @@
 #include <cub/block/block_reduce.cuh>
 
 #include "oracle/digest/units.hpp"
+#include "primitives/cuda/noted.hpp"
 
 namespace shardproof {
 namespace {
+
+using primitives::cuda::noted_launch;
 
 using digest::Units;
 
@@ -62,8 +65,7 @@ int digest_on_device(const void* memory, uint64_t elements, const shardproof_has
   const auto kernel = parts == DigestParts::all        ? whole_digest
                       : parts == DigestParts::one_lane ? lanes_of_digest<1>
                                                        : lanes_of_digest<2>;
-  kernel<<<blocks(u.units), threads, 0, static_cast<cudaStream_t>(stream)>>>(u, sum);
-  return cudaGetLastError();
+  return noted_launch(kernel, blocks(u.units), threads, stream, u, sum);
 }
 
 }  // namespace shardproof

@@ -3,8 +3,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "primitives/cuda/noted.hpp"
+
 namespace shardproof {
 namespace {
+
+using primitives::cuda::noted_launch;
 
 __device__ double divided(double x, int p) { return x / p; }
 __device__ float divided(float x, int p) { return __fdiv_rn(x, float(p)); }
@@ -30,8 +34,7 @@ int launch(void* x, int64_t n, int p, void* stream) {
   constexpr int64_t most_blocks = 1 << 16;
   const int64_t wanted = (n + threads - 1) / threads;
   const auto blocks = unsigned(wanted < most_blocks ? wanted : most_blocks);
-  divide_all<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<T*>(x), n, p);
-  return cudaPeekAtLastError();
+  return noted_launch(divide_all<T>, blocks, threads, stream, static_cast<T*>(x), n, p);
 }
 
 }  // namespace

@@ -2,8 +2,12 @@
 
 #include <cuda_runtime.h>
 
+#include "primitives/cuda/noted.hpp"
+
 namespace shardproof {
 namespace {
+
+using primitives::cuda::noted_launch;
 
 __global__ void count_cycles(int64_t cycles) {
   const int64_t begin = clock64();
@@ -25,8 +29,7 @@ int highest_kilohertz(int64_t& rate) {
 int spin(int64_t nanoseconds, void* stream) {
   int64_t kilohertz = 0;
   if (int code = highest_kilohertz(kilohertz)) return code;
-  count_cycles<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(nanoseconds * kilohertz / 1'000'000);
-  return cudaGetLastError();
+  return noted_launch(count_cycles, 1, 1, stream, nanoseconds * kilohertz / 1'000'000);
 }
 
 }  // namespace shardproof

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>
 
+#include "primitives/cuda/noted.hpp"
 #include "primitives/launch.hpp"
 
 namespace shardproof::primitives::cuda {
@@ -89,11 +90,9 @@ __global__ void each_column(Body body) {
   }
 }
 
-template <class... Parameters, class... Arguments>
-int start(void (*kernel)(Parameters...), int64_t grid, void* stream, Arguments... arguments) {
-  if (grid == 0) return cudaSuccess;
-  kernel<<<blocks(grid), block_threads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cudaGetLastError();
+template <class Body>
+int start(void (*kernel)(Body), int64_t grid, void* stream, const Body& body) {
+  return grid == 0 ? cudaSuccess : noted_launch(kernel, blocks(grid), block_threads, stream, body);
 }
 
 template <class Body>

@@ -1,0 +1,299 @@
+#include "suites/self/cuda_on_host/block.hpp"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "suites/self/cuda_on_host/fiber.hpp"
+
+cuda_on_host::Extent threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_on_host {
+int last_error = 0;
+
+namespace {
+
+constexpr int success = 0, invalid_value = 1, invalid_configuration = 9, launch_failure = 719;
+constexpr unsigned most_threads = 1024, most_dynamic_shared = 48 << 10;
+
+enum class State { ready, at_barrier, at_warp, asleep, done };
+struct Thread {
+  State state;
+  unsigned lanes;  // waited for
+  int64_t wakes;
+  unsigned char shown[16];
+};
+
+void enter();
+
+// What is launched now: one launch at a time.
+struct Running {
+  const Launch* launch = nullptr;
+  Schedule schedule;
+  std::mt19937_64 random;
+  Fibers fibers{enter};
+  std::vector<Thread> threads;
+  std::vector<unsigned> turns;
+  unsigned current = 0;
+  int64_t clock = 0;
+  std::string complaint;
+} running;
+std::mutex one_launch;
+
+uint64_t threads_of(const Extent& e) { return uint64_t(e.x) * e.y * e.z; }
+Extent place_of(uint64_t number, const Extent& e) {
+  return {unsigned(number % e.x), unsigned(number / e.x % e.y), unsigned(number / e.x / e.y)};
+}
+Thread& own() { return running.threads[running.current]; }
+
+void enter() {
+  running.fibers.entered();
+  running.launch->call(running.launch->arguments);
+  own().state = State::done;
+  running.fibers.suspend();
+}
+
+void wait_as(State s) {
+  own().state = s;
+  running.fibers.suspend();
+}
+
+// ---- Shared memory: the thread-local block of the library that holds the kernel
+
+struct Segment {
+  const void* kernel;
+  size_t module = 0, bytes = 0;
+};
+int find_segment(dl_phdr_info* info, size_t, void* out) {
+  auto& segment = *static_cast<Segment*>(out);
+  const auto at = reinterpret_cast<uintptr_t>(segment.kernel) - info->dlpi_addr;
+  size_t bytes = 0;
+  bool here = false;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& part = info->dlpi_phdr[i];
+    if (part.p_type == PT_TLS) bytes = part.p_memsz;
+    here = here || (part.p_type == PT_LOAD && at - part.p_vaddr < part.p_memsz);
+  }
+  if (here) segment.module = info->dlpi_tls_modid, segment.bytes = bytes;
+  return here;
+}
+
+struct TlsIndex {
+  unsigned long module, offset;
+};
+extern "C" void* __tls_get_addr(TlsIndex*);
+
+struct Shared {
+  unsigned char* memory = nullptr;
+  size_t bytes = 0;
+};
+Shared shared_memory(const void* kernel) {
+  Segment segment{kernel};
+  ::dl_iterate_phdr(find_segment, &segment);
+  if (segment.bytes == 0) return {};
+  TlsIndex index{segment.module, 0};
+  return {static_cast<unsigned char*>(__tls_get_addr(&index)), segment.bytes};
+}
+
+// NaN in every floating type, signalling in double; far from any index.
+void poison(const Shared& shared) {
+  constexpr uint16_t nan = 0x7FF4;
+  for (size_t i = 0; i + 2 <= shared.bytes; i += 2) std::memcpy(shared.memory + i, &nan, 2);
+}
+
+// ---- Turns
+
+void order_turns() {
+  auto& turns = running.turns;
+  switch (running.schedule.order) {
+    case Order::ascending:
+    case Order::descending:
+      return;  // as they stand
+    case Order::shuffled:
+    case Order::torn:
+      std::shuffle(turns.begin(), turns.end(), running.random);
+  }
+}
+
+void begin_turns(size_t count) {
+  running.threads.assign(count, {State::ready, 0, 0, {}});
+  running.turns.resize(count);
+  std::iota(running.turns.begin(), running.turns.end(), 0u);
+  if (running.schedule.order == Order::descending)
+    std::reverse(running.turns.begin(), running.turns.end());
+  running.fibers.begin(count);
+}
+
+// Until nobody can go on without something that only all can bring.
+void take_turns() {
+  order_turns();
+  for (bool any = true; any && running.complaint.empty();) {
+    any = false;
+    for (unsigned t : running.turns) {
+      if (running.threads[t].state != State::ready) continue;
+      any = true;
+      running.current = t;
+      threadIdx = place_of(t, running.launch->block);
+      running.fibers.resume(t);
+      if (!running.complaint.empty()) return;
+    }
+    if (running.schedule.order == Order::torn) order_turns();
+  }
+}
+
+size_t in_state(State s) {
+  return size_t(std::count_if(running.threads.begin(), running.threads.end(),
+                              [s](const Thread& t) { return t.state == s; }));
+}
+
+bool wake_first() {
+  int64_t first = INT64_MAX;
+  for (const Thread& t : running.threads)
+    if (t.state == State::asleep) first = std::min(first, t.wakes);
+  for (Thread& t : running.threads)
+    if (t.state == State::asleep && t.wakes == first) t.state = State::ready;
+  running.clock = first == INT64_MAX ? running.clock : std::max(running.clock, first);
+  return first != INT64_MAX;
+}
+
+std::string where_threads_are() {
+  std::string text = "a barrier that not all threads of the block reach";
+  for (auto [state, words] : {std::pair(State::at_barrier, "at __syncthreads"),
+                              std::pair(State::at_warp, "in an operation of their warp"),
+                              std::pair(State::done, "at the end")})
+    if (const size_t n = in_state(state)) text += ", " + std::to_string(n) + " " + words;
+  return text;
+}
+
+void run_block() {
+  begin_turns(threads_of(running.launch->block));
+  while (true) {
+    take_turns();
+    if (!running.complaint.empty() || in_state(State::done) == running.threads.size()) return;
+    if (in_state(State::at_barrier) == running.threads.size()) {
+      for (Thread& t : running.threads) t.state = State::ready;
+    } else if (!wake_first()) {
+      running.complaint = where_threads_are();
+      return;
+    }
+  }
+}
+
+// ---- Launches
+
+int refused(const Launch& l) {
+  const uint64_t threads = threads_of(l.block);
+  if (threads_of(l.grid) == 0 || threads == 0) return invalid_configuration;
+  if (l.grid.x > 0x7FFFFFFFu || l.grid.y > 65535 || l.grid.z > 65535) return invalid_configuration;
+  if (threads > most_threads || l.block.z > 64) return invalid_configuration;
+  return l.dynamic_shared > most_dynamic_shared ? invalid_value : success;
+}
+
+std::string name_of(const Launch& l) {
+  Dl_info found{};
+  if (!::dladdr(l.kernel, &found) || !found.dli_sname || found.dli_saddr != l.kernel)
+    return l.parameters;
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(found.dli_sname, nullptr, nullptr, &status), std::free);
+  return status == 0 ? name.get() : found.dli_sname;
+}
+
+std::vector<uint64_t> order_of_blocks(uint64_t count) {
+  std::vector<uint64_t> blocks(count);
+  std::iota(blocks.begin(), blocks.end(), uint64_t(0));
+  if (running.schedule.order == Order::descending) std::reverse(blocks.begin(), blocks.end());
+  if (running.schedule.order >= Order::shuffled)
+    std::shuffle(blocks.begin(), blocks.end(), running.random);
+  return blocks;
+}
+
+void run_grid(const Launch& l) {
+  const Shared shared = shared_memory(l.kernel);
+  for (uint64_t b : order_of_blocks(threads_of(l.grid))) {
+    blockIdx = place_of(b, l.grid);
+    poison(shared);
+    run_block();
+    if (running.complaint.empty()) continue;
+    running.complaint += ", in block " + std::to_string(b) + " of " + name_of(l);
+    return;
+  }
+}
+
+}  // namespace
+
+void set_schedule(Schedule s) { running.schedule = s; }
+const std::string& complaint() { return running.complaint; }
+
+int launch(const Launch& l) {
+  const std::lock_guard<std::mutex> hold(one_launch);
+  running.complaint.clear();
+  int code = refused(l);
+  if (code == success) {
+    running.launch = &l;
+    running.random.seed(running.schedule.seed);
+    running.clock = 0;
+    blockDim = l.block, gridDim = l.grid;
+    run_grid(l);
+    if (!running.complaint.empty()) code = launch_failure;
+  }
+  if (code != success) last_error = code;
+  return code;
+}
+
+// ---- Of a thread
+
+int lane() { return int(running.current % warp); }
+unsigned lanes_there() {
+  const size_t first = running.current / warp * warp, rest = running.threads.size() - first;
+  return rest >= warp ? ~0u : (1u << rest) - 1;
+}
+
+void join_block() { wait_as(State::at_barrier); }
+
+void join_warp(unsigned lanes) {
+  lanes &= lanes_there();
+  if (!(lanes >> lane() & 1u)) stop("an operation of a warp by a lane outside of its own mask");
+  Thread* first = &running.threads[running.current / warp * warp];
+  own().lanes = lanes;
+  for (int l = 0; l < warp; ++l) {
+    if (!(lanes >> l & 1u) || l == lane()) continue;
+    if (first[l].state != State::at_warp || first[l].lanes != lanes) return wait_as(State::at_warp);
+  }
+  for (int l = 0; l < warp; ++l)
+    if (lanes >> l & 1u) first[l].state = State::ready;
+}
+
+void show(const void* value, size_t bytes) { std::memcpy(own().shown, value, bytes); }
+void see(int lane, void* value, size_t bytes) {
+  std::memcpy(value, running.threads[running.current / warp * warp + unsigned(lane)].shown, bytes);
+}
+
+void sleep(unsigned nanoseconds) {
+  own().wakes = running.clock + nanoseconds;
+  wait_as(State::asleep);
+}
+int64_t now() {
+  sleep(1000);
+  return running.clock;
+}
+
+void visible() {
+  if (running.schedule.order == Order::torn && running.random() % 4 == 0) wait_as(State::ready);
+}
+
+void stop(const std::string& why) {
+  running.complaint = why;
+  while (true) wait_as(State::done);
+}
+
+}  // namespace cuda_on_host

@@ -1,0 +1,65 @@
+// Grids of CUDA on the host: blocks one after another, the threads of a block in turns. Each thread
+// has a stack of its own; it keeps the turn until it waits for others, at a barrier of its block or
+// its warp. What a device leaves open is left open here as well, and chosen by a schedule: whatever
+// a kernel's result depends on beside its arguments shows as a difference between two of them.
+//
+// Shared memory is thread-local memory of the library that holds the kernels, and holds NaN where a
+// block begins. Kernels therefore lie in a library that has no other thread-local variables.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace cuda_on_host {
+
+struct Extent {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+enum class Order {
+  ascending,   // by number, each up to its next barrier
+  descending,  // the same from the last to the first
+  shuffled,    // another permutation between any two barriers, blocks too
+  torn,        // and a turn may end wherever a thread does what others can see
+};
+struct Schedule {
+  Order order = Order::ascending;
+  uint64_t seed = 0;
+};
+void set_schedule(Schedule);  // for all later launches
+
+// Of a kernel that was stopped: what was expected and met, with kernel and block. "" after a launch
+// that went well.
+const std::string& complaint();
+
+struct Launch {
+  Extent grid, block;
+  size_t dynamic_shared = 0;
+  void (*call)(const void* arguments);
+  const void* arguments;
+  const void* kernel;
+  const char* parameters;  // their types
+};
+// Returns the runtime's code: a launch that it would refuse (9, 1), or one that was stopped (719).
+int launch(const Launch&);
+extern int last_error;  // the last code that was not 0; who asks sets it back
+
+// ---- For the headers in include/, called by a thread of a kernel
+
+inline constexpr int warp = 32;
+void join_block();
+void join_warp(unsigned lanes);  // those of the mask
+// Values of up to 16 bytes that lanes show each other: between two joins of the same lanes.
+void show(const void* value, size_t bytes);
+void see(int lane, void* value, size_t bytes);
+void sleep(unsigned nanoseconds);  // of a clock that only sleep and `now` move
+int64_t now();
+void visible();  // what comes next may be seen by others: a torn turn may end here
+void stop(const std::string& why);  // does not come back
+int lane();
+unsigned lanes_there();  // a mask of the caller's warp
+
+}  // namespace cuda_on_host
+
+// Of the thread that has the turn.
+extern cuda_on_host::Extent threadIdx, blockIdx, blockDim, gridDim;

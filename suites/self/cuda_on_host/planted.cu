@@ -1,0 +1,112 @@
+#include "suites/self/cuda_on_host/planted.hpp"
+
+#include <mma.h>
+
+namespace cuda_on_host::planted {
+namespace {
+
+template <class... Parameters, class... Arguments>
+int launched(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+             const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks, config.blockDim = threads;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+__global__ void mirror_kernel(const float* from, float* to, bool with_barrier) {
+  __shared__ float room[1024];
+  room[threadIdx.x] = from[threadIdx.x];
+  if (with_barrier) __syncthreads();
+  to[threadIdx.x] = room[blockDim.x - 1 - threadIdx.x];
+}
+
+__global__ void divergent_kernel(unsigned left_out, bool at_the_end) {
+  if (threadIdx.x != left_out) __syncthreads();
+  if (at_the_end) return;
+  __syncthreads();
+}
+
+__global__ void unwritten_kernel(double* f64, float* f32, uint16_t* half, int64_t* integer) {
+  __shared__ double a[3];
+  __shared__ float b[3];
+  __shared__ uint16_t c[3];
+  __shared__ int64_t d[3];
+  *f64 = a[1], *f32 = b[1], *half = c[1], *integer = d[1];
+}
+
+__global__ void shuffle_kernel(int* to, int width) {
+  const int lane = int(threadIdx.x), own = 100 + lane;
+  const unsigned all = 0xffffffffu;
+  to[lane] = __shfl_sync(all, own, 5, width);
+  to[32 + lane] = __shfl_down_sync(all, own, 3, width);
+  to[64 + lane] = __shfl_up_sync(all, own, 3, width);
+  to[96 + lane] = __shfl_xor_sync(all, own, 9, width);
+}
+__global__ void outside_kernel() { __shfl_sync(0xffffu, 1, 20); }
+__global__ void some_lanes_kernel() {
+  if (threadIdx.x % 2) __shfl_sync(0xffffffffu, 1, 0);
+}
+
+__global__ void count_kernel(unsigned long long* sum, bool atomic) {
+  if (atomic) {
+    atomicAdd(sum, 1ull);
+  } else {
+    const unsigned long long before = *sum;
+    visible();
+    *sum = before + 1;
+  }
+}
+
+template <class Half>
+__global__ void product_kernel(const Half* a, const Half* b, float* c) {
+  using namespace nvcuda;
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, Half, wmma::row_major> fa;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, Half, wmma::col_major> fb;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
+  wmma::fill_fragment(sum, 0.0f);
+  wmma::load_matrix_sync(fa, a, 16);
+  wmma::load_matrix_sync(fb, b, 16);
+  wmma::mma_sync(sum, fa, fb, sum);
+  wmma::store_matrix_sync(c, sum, 16, wmma::mem_row_major);
+}
+template <class Half>
+int product(const uint16_t* a, const uint16_t* b, float* c) {
+  return launched(product_kernel<Half>, 1, 32, reinterpret_cast<const Half*>(a),
+                  reinterpret_cast<const Half*>(b), c);
+}
+
+__global__ void nothing_kernel() {}
+
+}  // namespace
+
+int mirror(const float* from, float* to, unsigned threads, bool with_barrier) {
+  return launched(mirror_kernel, 1, threads, from, to, with_barrier);
+}
+int divergent_barrier(unsigned threads, unsigned left_out) {
+  return launched(divergent_kernel, 3, threads, left_out, true);
+}
+int early_end(unsigned threads, unsigned left_out) {
+  return launched(divergent_kernel, 3, threads, left_out, false);
+}
+int read_before_write(double* f64, float* f32, uint16_t* half, int64_t* integer) {
+  return launched(unwritten_kernel, 1, 1, f64, f32, half, integer);
+}
+int shuffles(int* to, int width) { return launched(shuffle_kernel, 1, 32, to, width); }
+int shuffle_outside_of_mask() { return launched(outside_kernel, 1, 16); }
+int shuffle_without_all_lanes() { return launched(some_lanes_kernel, 1, 32); }
+int count(unsigned blocks, unsigned threads, unsigned long long* sum, bool atomic) {
+  return launched(count_kernel, blocks, threads, sum, atomic);
+}
+int warp_matrix(const uint16_t* a, const uint16_t* b, float* c, bool bf16, bool aligned) {
+  return bf16 ? product<__nv_bfloat16>(a + !aligned, b, c) : product<__half>(a + !aligned, b, c);
+}
+int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_threads,
+            unsigned shared) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(x, y, z), config.blockDim = dim3(threads, 1, z_threads);
+  config.dynamicSmemBytes = shared;
+  return cudaLaunchKernelEx(&config, nothing_kernel);
+}
+int last_code() { return cudaGetLastError(); }
+
+}  // namespace cuda_on_host::planted

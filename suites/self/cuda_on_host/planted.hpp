@@ -1,0 +1,24 @@
+// Kernels that show what the host's blocks see and refuse: each as it should be, and broken. They
+// return the code of their launch.
+#pragma once
+#include <cstdint>
+
+namespace cuda_on_host::planted {
+
+// to[i] = n - 1 - from[i] by way of shared memory, n = threads
+int mirror(const float* from, float* to, unsigned threads, bool with_barrier);
+int divergent_barrier(unsigned threads, unsigned left_out);
+int early_end(unsigned threads, unsigned left_out);  // a barrier that an ended thread misses
+int read_before_write(double* f64, float* f32, uint16_t* half, int64_t* integer);
+// What lane l has of lane values 100 + l: sync from 5, down by 3, up by 3, xor 9, in groups of 16
+int shuffles(int* to, int width);
+int shuffle_outside_of_mask();
+int shuffle_without_all_lanes();
+int count(unsigned blocks, unsigned threads, unsigned long long* sum, bool atomic);
+// c = a b, [16, 16] each, b by columns
+int warp_matrix(const uint16_t* a, const uint16_t* b, float* c, bool bf16, bool aligned);
+int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_threads,
+            unsigned shared);
+int last_code();  // and sets it back
+
+}  // namespace cuda_on_host::planted
