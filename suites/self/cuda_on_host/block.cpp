@@ -27,10 +27,11 @@ constexpr unsigned most_threads = 1024, most_dynamic_shared = 48 << 10;
 
 enum class State { ready, at_barrier, at_warp, asleep, done };
 struct Thread {
-  State state;
-  unsigned lanes;  // waited for
-  int64_t wakes;
-  unsigned char shown[16];
+  State state = State::ready;
+  int fiber = -1;      // none before its first turn
+  unsigned lanes = 0;  // waited for
+  int64_t wakes = 0;
+  unsigned char shown[16] = {};
 };
 
 void enter();
@@ -41,8 +42,11 @@ struct Running {
   Schedule schedule;
   std::mt19937_64 random;
   Fibers fibers{enter};
+  std::vector<int> free_fibers;  // the one that was used last comes first
   std::vector<Thread> threads;
+  std::vector<Extent> places;
   std::vector<unsigned> turns;
+  size_t at_barrier = 0, done = 0;
   unsigned current = 0;
   int64_t clock = 0;
   std::string complaint;
@@ -55,11 +59,16 @@ Extent place_of(uint64_t number, const Extent& e) {
 }
 Thread& own() { return running.threads[running.current]; }
 
+// One thread after another that ends on this stack.
 void enter() {
   running.fibers.entered();
-  running.launch->call(running.launch->arguments);
-  own().state = State::done;
-  running.fibers.suspend();
+  while (true) {
+    running.launch->call(running.launch->arguments);
+    ++running.done;
+    own().state = State::done;
+    running.free_fibers.push_back(own().fiber);
+    running.fibers.suspend();
+  }
 }
 
 void wait_as(State s) {
@@ -106,8 +115,9 @@ Shared shared_memory(const void* kernel) {
 
 // NaN in every floating type, signalling in double; far from any index.
 void poison(const Shared& shared) {
-  constexpr uint16_t nan = 0x7FF4;
-  for (size_t i = 0; i + 2 <= shared.bytes; i += 2) std::memcpy(shared.memory + i, &nan, 2);
+  constexpr uint64_t nan = 0x7FF4'7FF4'7FF4'7FF4;
+  for (size_t i = 0; i < shared.bytes; i += 8)
+    std::memcpy(shared.memory + i, &nan, std::min<size_t>(8, shared.bytes - i));
 }
 
 // ---- Turns
@@ -124,26 +134,36 @@ void order_turns() {
   }
 }
 
-void begin_turns(size_t count) {
-  running.threads.assign(count, {State::ready, 0, 0, {}});
+void begin_turns() {
+  const size_t count = running.places.size();
+  running.threads.assign(count, {});
+  running.done = running.at_barrier = 0;
   running.turns.resize(count);
   std::iota(running.turns.begin(), running.turns.end(), 0u);
   if (running.schedule.order == Order::descending)
     std::reverse(running.turns.begin(), running.turns.end());
-  running.fibers.begin(count);
+}
+
+void turn_of(unsigned t) {
+  running.current = t;
+  threadIdx = running.places[t];
+  Thread& thread = running.threads[t];
+  if (thread.fiber < 0) {
+    thread.fiber = running.free_fibers.back();
+    running.free_fibers.pop_back();
+  }
+  running.fibers.resume(size_t(thread.fiber));
 }
 
 // Until nobody can go on without something that only all can bring.
 void take_turns() {
   order_turns();
-  for (bool any = true; any && running.complaint.empty();) {
+  for (bool any = true; any;) {
     any = false;
     for (unsigned t : running.turns) {
       if (running.threads[t].state != State::ready) continue;
       any = true;
-      running.current = t;
-      threadIdx = place_of(t, running.launch->block);
-      running.fibers.resume(t);
+      turn_of(t);
       if (!running.complaint.empty()) return;
     }
     if (running.schedule.order == Order::torn) order_turns();
@@ -175,11 +195,12 @@ std::string where_threads_are() {
 }
 
 void run_block() {
-  begin_turns(threads_of(running.launch->block));
+  begin_turns();
   while (true) {
     take_turns();
-    if (!running.complaint.empty() || in_state(State::done) == running.threads.size()) return;
-    if (in_state(State::at_barrier) == running.threads.size()) {
+    if (!running.complaint.empty() || running.done == running.threads.size()) return;
+    if (running.at_barrier == running.threads.size()) {
+      running.at_barrier = 0;
       for (Thread& t : running.threads) t.state = State::ready;
     } else if (!wake_first()) {
       running.complaint = where_threads_are();
@@ -217,7 +238,20 @@ std::vector<uint64_t> order_of_blocks(uint64_t count) {
   return blocks;
 }
 
+// Stacks and places of the threads of a block; a kernel that was stopped has left its own behind.
+void make_room(const Extent& block) {
+  const size_t count = threads_of(block);
+  running.places.resize(count);
+  for (size_t t = 0; t < count; ++t) running.places[t] = place_of(t, block);
+  if (running.free_fibers.size() >= count) return;
+  running.fibers.require(count);
+  running.fibers.reset();
+  running.free_fibers.resize(std::max(count, running.fibers.count()));
+  std::iota(running.free_fibers.begin(), running.free_fibers.end(), 0);
+}
+
 void run_grid(const Launch& l) {
+  make_room(l.block);
   const Shared shared = shared_memory(l.kernel);
   for (uint64_t b : order_of_blocks(threads_of(l.grid))) {
     blockIdx = place_of(b, l.grid);
@@ -225,6 +259,7 @@ void run_grid(const Launch& l) {
     run_block();
     if (running.complaint.empty()) continue;
     running.complaint += ", in block " + std::to_string(b) + " of " + name_of(l);
+    running.free_fibers.clear();
     return;
   }
 }
@@ -258,7 +293,10 @@ unsigned lanes_there() {
   return rest >= warp ? ~0u : (1u << rest) - 1;
 }
 
-void join_block() { wait_as(State::at_barrier); }
+void join_block() {
+  ++running.at_barrier;
+  wait_as(State::at_barrier);
+}
 
 void join_warp(unsigned lanes) {
   lanes &= lanes_there();

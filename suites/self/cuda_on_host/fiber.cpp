@@ -99,9 +99,14 @@ void Fibers::prepare(size_t fiber) {
 #endif
 }
 
-void Fibers::begin(size_t count) {
-  if (count > contexts_.size()) grow(count);
-  for (size_t f = 0; f < count; ++f) prepare(f);
+void Fibers::require(size_t count) {
+  if (count <= contexts_.size()) return;
+  grow(count);
+  reset();
+}
+
+void Fibers::reset() {
+  for (size_t f = 0; f < contexts_.size(); ++f) prepare(f);
 }
 
 void Fibers::resume(size_t fiber) {

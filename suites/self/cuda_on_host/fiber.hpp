@@ -17,7 +17,9 @@ class Fibers {
   Fibers(const Fibers&) = delete;
   Fibers& operator=(const Fibers&) = delete;
 
-  void begin(size_t count);  // so many, each at the entry, which does not return
+  void require(size_t count);  // so many, each at the entry, which does not return
+  void reset();                // all at the entry again
+  size_t count() const { return contexts_.size(); }
   void resume(size_t fiber);
   void entered();  // the first that the entry calls
   void suspend();
