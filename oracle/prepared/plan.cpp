@@ -41,9 +41,12 @@ Case foreign_line(const Case& asked) {
                     "foreign program runs is its own "
                     "business",
                     print(asked)));
-  Case line = asked;
-  line.set("strides", "contiguous");  // a file has no strides
-  return line;
+  if (asked.text("strides") != "contiguous")
+    throw BadInput(
+        fmt::format("key 'strides': expected a line without it, met strides={}; a file has no "
+                    "strides: let the program make such views of what it reads",
+                    asked.text("strides")));
+  return asked;
 }
 
 Declared declared_for(const Contract& contract, const std::vector<std::string>& only,

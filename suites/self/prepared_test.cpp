@@ -83,6 +83,15 @@ TensorToWrite* named(std::vector<TensorToWrite>& tensors, const std::string& nam
   return nullptr;
 }
 
+// The lowest bit of the last element.
+void spoil_last(TensorToWrite& t) {
+  t.bytes = [was = t.bytes, size = size_of(t.dtype)] {
+    auto bytes = was();
+    bytes[bytes.size() - size] ^= std::byte{1};
+    return bytes;
+  };
+}
+
 // ---- Right and broken answers
 
 // One line of each contract, of several shots and kinds of operands.
@@ -109,7 +118,8 @@ TEST_F(Prepared, RightAnswersOfEveryContractPass) {
 TEST_F(Prepared, FilesHoldWhatIsDrawn) {
   for (const Contract& c : families().contracts()) {
     for (const std::string& text : c.cases("smoke")) {
-      if (parse(text, families()).world() < 4) continue;
+      const Case line = parse(text, families());
+      if (line.world() < 4 || line.text("strides") != "contiguous") continue;
       prepare(text);
       const Plan plan = read_case(folder, families()).plan;
       Evidence drawing = plan.evidence, reading = plan.evidence;
@@ -198,6 +208,27 @@ TEST_F(Prepared, AnArgumentThatChangedFailsMemory) {
     }
 }
 
+// Cotangents are arguments, too.
+TEST_F(Prepared, ACotangentThatChangedFailsMemory) {
+  prepare("linear_row tp=2 sp=on");
+  answer(folder, families(), {.arguments = true, .change = [](int rank, auto& tensors) {
+                                if (rank == 0) spoil_last(*named(tensors, "grad.y"));
+                              }});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(with(report, Verdict::failed), std::vector<std::string>{"memory"});
+}
+
+// Arguments are compared in pieces of a MiB.
+TEST_F(Prepared, AnArgumentThatChangedInItsLastPieceFailsMemory) {
+  prepare("mapping_copy tp=2 tokens=512 hidden=384", {"memory"});
+  answer(folder, families(), {.arguments = true, .change = [](int rank, auto& tensors) {
+                                if (rank == 1) spoil_last(*named(tensors, "x"));
+                              }});
+  const Report report = judged(folder, families());
+  ASSERT_EQ(with(report, Verdict::failed), std::vector<std::string>{"memory"});
+  EXPECT_EQ(report.cases[0].checks[0].findings.at(0).where, "x[511,383]");
+}
+
 TEST_F(Prepared, NaNIsAFailedCheckAndNoBadFile) {
   prepare("linear_row tp=2 sp=on");
   answer(folder, families(), {.change = [](int rank, auto& tensors) {
@@ -249,6 +280,48 @@ TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
   EXPECT_NE(std::find(report.not_due.begin(), report.not_due.end(),
                       "ledger, lockstep of files: they hold results and no calls"),
             report.not_due.end());
+}
+
+TEST_F(Prepared, OneCheckThatWasSkippedLeavesTheLaneOpen) {
+  prepare("linear_row tp=2 sp=on");
+  answer(folder, families());
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 0);
+  EXPECT_EQ(with(report, Verdict::skipped), std::vector<std::string>{"memory"});
+  EXPECT_FALSE(report.lanes.at(0).proven);
+  EXPECT_NE(report.lanes.at(0).reason.find("none of its arguments"), std::string::npos);
+}
+
+// Of rank 1 are no files of ranks 10 and 11.
+TEST_F(Prepared, RanksOfTwoDigits) {
+  prepare("mapping_copy tp=12", {"forward"});
+  answer(folder, families());
+  EXPECT_EQ(refusal(), "accepted");
+}
+
+// What a step reads otherwise stands in it.
+TEST_F(Prepared, StepsSayTheKeysThatTheyReadOtherwise) {
+  prepare("block tp=2 sp=on");
+  const Plan plan = read_case(folder, families()).plan;
+  std::set<std::string> draws;
+  for (const Pass& p : plan.passes)
+    for (const Step& s : p.steps)
+      for (const auto& [key, value] : s.keys) {
+        EXPECT_EQ(key, "draw");
+        draws.insert(value);
+        EXPECT_NE(text("case.json").find(fmt::format("\"keys\": {{\"draw\": \"{}\"}}", value)),
+                  std::string::npos);
+      }
+  EXPECT_GT(draws.size(), 1u);
+}
+
+TEST_F(Prepared, StridesAreNoMatterOfFiles) {
+  for (const char* strides : {"transposed", "expanded", "expanded_inputs"}) try {
+      prepare(std::string("linear_row tp=2 strides=") + strides);
+      ADD_FAILURE() << strides;
+    } catch (const BadInput& e) {
+      EXPECT_NE(std::string(e.what()).find("a file has no strides"), std::string::npos) << e.what();
+    }
 }
 
 // Replicas are compared on the first pass all the same; what that cannot show is said, and the lane
@@ -907,7 +980,11 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
               std::string::npos)
         << e.what();
   }
-  answer(folder / b.members[0].folder, families(), {.arguments = true});
+  for (const Member& m : b.members) answer(folder / m.folder, families(), {.arguments = true});
+  const fs::path one = folder / b.members[0].folder, other = folder / b.members[1].folder;
+  fs::remove_all(other);
+  fs::copy(one, other);
+  expect_refused(b.members[1].folder + "/case.json", {"folders of two batteries are mixed"});
   fs::remove_all(folder / b.members[1].folder);
   expect_refused(b.members[1].folder + "/case.json", {"nothing there"});
 }
