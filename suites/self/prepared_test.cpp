@@ -17,6 +17,7 @@
 
 #include "oracle/checks/pairing.hpp"
 #include "oracle/device.hpp"
+#include "oracle/due.hpp"
 #include "oracle/memory_watch.hpp"
 #include "oracle/prepared/answer.hpp"
 #include "oracle/prepared/prepare.hpp"
@@ -313,6 +314,24 @@ TEST_F(Prepared, StepsSayTheKeysThatTheyReadOtherwise) {
                   std::string::npos);
       }
   EXPECT_GT(draws.size(), 1u);
+}
+
+// What a reader of case.json builds its layouts and groups from.
+TEST_F(Prepared, TheCaseStatesDualsOfLayoutsAndAllGroups) {
+  const auto holds = [&](const std::string& words) {
+    return text("case.json").find(words) != std::string::npos;
+  };
+  prepare("mapping_copy tp=2 axis=tp");
+  EXPECT_TRUE(holds(R"("gradient_layout": ")" + shardproof::text(Layout{{Axis::tp, P()}})));
+  EXPECT_FALSE(holds(R"("gradient_layout": ")" + shardproof::text(Layout{{Axis::tp, R()}})));
+  prepare("replicated_qkv tp=4 kv_heads=2");
+  EXPECT_TRUE(holds(R"("kv": [[0,2], [1,3]])")) << text("case.json");
+  EXPECT_TRUE(holds(R"("rep": [[0,1], [2,3]])")) << text("case.json");
+}
+
+TEST_F(Prepared, AccumulateAloneNeedsItsBackward) {
+  prepare("linear_row tp=2", {"accumulate"});
+  EXPECT_EQ(read_case(folder, families()).plan.checks, std::vector<std::string>{"accumulate"});
 }
 
 TEST_F(Prepared, StridesAreNoMatterOfFiles) {
@@ -876,6 +895,19 @@ TEST_F(Prepared, ABatterySaysWhatItsProgramComputesIn) {
   }
 }
 
+// What a line says stays.
+TEST_F(Prepared, ABatteryLeavesWordsThatALineSays) {
+  Options options = rows_on_two_ranks();
+  options.tier = "ci", options.ranks = {4};
+  options.patterns = {"linear_row wire=f32"};
+  options.with = {{"wire", "bf16"}};
+  std::set<std::string> wires;
+  for (const Member& m : prepare_battery(options, folder, families()).members)
+    wires.insert(parse(m.line, families()).text("wire"));
+  EXPECT_EQ(wires,
+            (std::set<std::string>{"bf16", "f32"}));  // bf16 of the witnesses, which say none
+}
+
 // A stored line once failed on ours: another program is not asked it.
 TEST_F(Prepared, ABatteryHoldsNoStoredLine) {
   Registry r = families();
@@ -953,6 +985,14 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
     EXPECT_TRUE(std::any_of(b.members.begin(), b.members.end(), [&](auto& m) {
       return m.line == print(line);
     })) << c.witness;
+  }
+  // So are those on which broken collectives are tried.
+  for (const Case& line :
+       witnesses_due(families().contract("linear_row"), families(), "processes", "")) {
+    if (line.world() != 2) continue;
+    EXPECT_TRUE(std::any_of(b.members.begin(), b.members.end(), [&](auto& m) {
+      return m.line == print(line);
+    })) << print(line);
   }
   for (const Member& m : b.members) answer(folder / m.folder, families(), {.arguments = true});
   const Report report = judged(folder, families());
