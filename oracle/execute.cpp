@@ -42,15 +42,17 @@ struct Flight {
 struct Word {
   bool backward = false;
   int feed = 0;
-  bool last = false;  // backward of its feed
+  bool last = false;   // backward of its feed
+  bool other = false;  // X
 };
 
 std::vector<Word> words_of(const std::string& program) {
   std::vector<Word> words;
   for (size_t at = 0; at < program.size();) {
     const size_t end = std::min(program.find(' ', at), program.size());
-    words.push_back(
-        {program[at] == 'B', std::stoi(program.substr(at + 1, end - at - 1)), program[at] == 'B'});
+    const bool other = program[at] == 'X', backward = program[at] == 'B';
+    const int feed = other ? -1 : std::stoi(program.substr(at + 1, end - at - 1));
+    words.push_back({backward, feed, backward, other});
     for (size_t before = 0; words.back().last && before + 1 < words.size(); ++before)
       if (words[before].feed == words.back().feed) words[before].last = false;
     at = end + 1;
@@ -170,12 +172,7 @@ class Execution {
     }
     first_ = &record.shots[0];
     describe_operands();
-    state_.phase = Phase::init;  // what it asks memory for is the subject's
-    kernel_ = test_.make();
-    state_.phase = Phase::idle;
-    if (!kernel_)
-      throw std::logic_error(
-          "expected a kernel of Subject::make, met null; return an object for each call");
+    make_kernel();
     if (fault_ && parse_fault(test_.fault).op == "stale" && !prime(record.shots[0])) return record;
     for (size_t i = 0; i < job_.shots.size(); ++i) {
       state_.shot = uint32_t(i);
@@ -192,6 +189,16 @@ class Execution {
   }
 
  private:
+  void make_kernel() {
+    state_.phase = Phase::init;  // what it asks memory for is the subject's
+    kernel_ = test_.make();
+    initialised_ = false;
+    state_.phase = Phase::idle;
+    if (!kernel_)
+      throw std::logic_error(
+          "expected a kernel of Subject::make, met null; return an object for each call");
+  }
+
   Door* stage(Door& next) {
     staged_ = std::make_unique<StagedDoor>(*device_, next);
     return staged_.get();
@@ -257,11 +264,14 @@ class Execution {
     record.status = ShotRecord::ok;
     try {
       const std::vector<Word> program = words_of(shot.program);
+      if (shot.fresh) make_kernel();
       start_sums(shot, program);
       for (int step = 0; step < int(program.size()); ++step) {
         record.step = step;
-        const auto [backwards, feed, last] = program[size_t(step)];
-        if (backwards)
+        const auto [backwards, feed, last, other] = program[size_t(step)];
+        if (other)
+          on_other_extents(shot);
+        else if (backwards)
           backward(shot, feed, step, record, last);
         else
           forward(shot, feed, step, record);
@@ -348,6 +358,28 @@ class Execution {
     record.text = std::move(text);
   }
 
+  // A forward and a backward of the shot's other line, with which everything that hangs on the line
+  // changes places. Where one throws, the case has ended.
+  void on_other_extents(const Shot& shot) {
+    Case other = parse(shot.other, registry_);
+    std::map<int, Flight> flights;
+    decltype(drawn_) drawn;
+    std::vector<Slot> inputs, outputs, gradients, cotangents;
+    const auto change_places = [&] {
+      std::swap(line_, other), flights_.swap(flights), drawn_.swap(drawn);
+      inputs_.swap(inputs), outputs_.swap(outputs);
+      gradients_.swap(gradients), cotangents_.swap(cotangents);
+    };
+    change_places();
+    describe_operands();
+    Shot alone;
+    alone.feeds = {shot.feeds.at(0)}, alone.keep_results = false;
+    ShotRecord let_go;
+    forward(alone, 0, 0, let_go);
+    if (test_.declared.backward) backward(alone, 0, 1, let_go, true);
+    change_places();
+  }
+
   static constexpr int init_step = -1;
 
   // Most feeds leave the line as it is.
@@ -401,7 +433,8 @@ class Execution {
     const bool own = kernel_->init(*rank_, views(made));
     enter(Phase::harness);
     fetch({&made});
-    for (size_t k = 0; own && k < made.size(); ++k) {
+    const bool kept = std::exchange(init_kept_, true);  // an object made later makes the same
+    for (size_t k = 0; own && !kept && k < made.size(); ++k) {
       check_result(made[k], inputs_[size_t(which[k])].operand.name + " at its initialisation",
                    record);
       keep(job_.shots[0], init_step, which[k], false, made[k], record);
@@ -589,7 +622,7 @@ class Execution {
       drawn_;                 // by operand and feed
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
   int last_step_ = -1;        // its last backward: the sums are whole then
-  bool initialised_ = false, line_changed_ = false;
+  bool initialised_ = false, init_kept_ = false, line_changed_ = false;
   bool device_lost_ = false;
   ShotRecord* first_ = nullptr;
 };

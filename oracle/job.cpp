@@ -17,7 +17,8 @@ static void fields(Both& both, Feed& f) {
 }
 template <class Both>
 static void fields(Both& both, Shot& s) {
-  both(s.name, s.program, s.feeds, s.delays, s.held_stream, s.accumulate, s.fault, s.keep_results);
+  both(s.name, s.program, s.feeds, s.delays, s.held_stream, s.accumulate, s.fault, s.keep_results,
+       s.other, s.fresh);
 }
 template <class Both>
 static void fields(Both& both, Job& j) {

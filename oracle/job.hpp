@@ -38,7 +38,8 @@ struct Feed {
 
 // One execution. The kernel object is one a case: shots run in order on it.
 //   program: words F0 B0 F1 B1 ...: forward and backward of feed 0, 1, ...; finish follows each
-//   backward that was the last use of a feed's saved state.
+//   backward that was the last use of a feed's saved state. X: both on the line `other`, of other
+//   extents, on data of its own; what comes out is let go.
 struct Shot {
   std::string name;  // "base", "repeat", "adjoint:17" ...
   std::string program = "F0 B0";
@@ -48,6 +49,8 @@ struct Shot {
   bool accumulate = false;  // parameter gradients are added into across backwards
   bool fault = true;        // false: the case's fault is held back (priming, healthy)
   bool keep_results = true;
+  std::string other;   // canonical
+  bool fresh = false;  // on a kernel object made for it, which later shots go on with
 };
 
 struct Job {

@@ -60,7 +60,8 @@ struct Saved {  // what one forward keeps; several may be in flight
   virtual ~Saved() = default;
 };
 
-// One object a rank and case; nothing in statics.
+// One object a rank and case; nothing in statics. Between two forwards of a case there may be one
+// of other extents (Declared::other_extents).
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -99,7 +100,8 @@ struct Declared {
   bool deterministic = true, backward = true, strided = true, own_communication = false,
        threads = true;
   bool leak_bitwise = true;
-  std::string plan;  // one of the contract's traffic plans; empty: its default
+  bool other_extents = true;  // false: an object keeps to the number of tokens of its first forward
+  std::string plan;           // one of the contract's traffic plans; empty: its default
   // Its calls on a rank in order, where they are others than the contract's; null: the contract's.
   // The check `ledger` holds it to them.
   std::function<std::vector<Traffic>(const Case&, int rank)> traffic = nullptr;

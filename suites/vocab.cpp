@@ -276,7 +276,7 @@ std::vector<std::string> loss_cases(const std::string& tier) {
       crossed({"vocab_cross_entropy"},
               {"tp=2", "tp=4 ignored=5 " + smoothed, "tp=2 ignored=5 smoothing=others " + smoothed,
                "tp=4 vocab=600 dtype=bf16", "tp=2 dp=2 seq=8 batch=3 strides=transposed",
-               "tp=4 fill=large " + smoothed});
+               "tp=2 vocab=2 fill=large " + smoothed});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"vocab_cross_entropy", "vocab_cross_entropy tp=2",
                                        "vocab_cross_entropy tp=3", "vocab_cross_entropy tp=4",
@@ -298,6 +298,7 @@ std::vector<std::string> loss_cases(const std::string& tier) {
                 "ignored=2", "tokens=1"}),
        {"vocab_cross_entropy tp=2 vocab=2 smoothing=others " + smoothed,
         "vocab_cross_entropy tp=2 vocab=2 dtype=f32 fill=large",
+        "vocab_cross_entropy tp=4 fill=large " + smoothed,
         "vocab_cross_entropy tp=4 vocab=512 dtype=f32",
         "vocab_cross_entropy tp=8 vocab=400 tokens=120 dtype=bf16",
         "vocab_cross_entropy tp=2 tokens=12 vocab=4100 dtype=f16",

@@ -15,8 +15,8 @@ std::vector<std::string> words_of(const Evidence& e) {
 void judge_shot(const Evidence& e, int shot, const Told& told, Agreement& total,
                 Judgement& bounded) {
   for (const std::string& word : words_of(e)) {
-    const int step = step_of(e.shots[0], word);
-    Agreement a = same_results(e, {shot, step, 0, step});
+    Agreement a =
+        same_results(e, {shot, step_of(e.shots[size_t(shot)], word), 0, step_of(e.shots[0], word)});
     total.compared += a.compared;
     total.spread = std::max(total.spread, a.spread);
     if (e.declared.deterministic) {

@@ -1,33 +1,69 @@
-// N: does the same call on the same data give the same bits, also when ranks arrive late?
+// N: does the same call on the same data give the same bits, also when ranks arrive late, and when
+// the kernel object has served other extents?
+//
+//   X F0 X B0   on a kernel object of its own, X a forward and backward of the line with half as
+//               many tokens, or as many as the contract takes: what an object keeps of the extents
+//               of its first forward, or of its last, is not what F0 and B0 need
 #include "oracle/checks/judging.hpp"
 
 namespace shardproof {
 namespace {
 
-const char* const shot_names[] = {"repeat", "repeat:delays"};
+constexpr const char *again = "repeat", *late = "repeat:delays", *other = "repeat:other extents";
 
-// Alone, nobody arrives late.
-std::span<const char* const> shots_of(const Evidence& e) {
-  return std::span(shot_names).first(e.mesh.world() == 1 ? 1 : 2);
+// The line with another number of tokens; empty where the contract takes none of a few.
+std::optional<Case> with_other_tokens(const Contract& c, const Case& line) {
+  const bool rows = line.has("seq") && line.at("seq") > 0;
+  if (!line.has("tokens") || (line.has("docs") && !line.text("docs").empty())) return {};
+  const int64_t n = line.at(rows ? "seq" : "tokens");
+  for (const int64_t m : {n / 2, n / 3, 2 * n, 3 * n}) {
+    if (m < 1) continue;
+    Case candidate = line;
+    if (rows) candidate.set("seq", std::to_string(m));
+    candidate.set("tokens", std::to_string(rows ? m * line.at("batch") : m));
+    if (!c.precondition || !c.precondition(candidate)) return candidate;
+  }
+  return {};
 }
 
 void plan(const Evidence& e, std::vector<Shot>& shots) {
-  Shot again = shots.at(0);
-  again.name = shot_names[0];
-  shots.push_back(again);
-  if (shots_of(e).size() == 1) return;
-  again.name = shot_names[1];
-  again.delays = true;
-  shots.push_back(std::move(again));
+  Shot shot = shots.at(0);
+  shot.name = again;
+  shots.push_back(shot);
+  if (e.mesh.world() > 1) {  // alone, nobody arrives late
+    shot.name = late;
+    shot.delays = true;
+    shots.push_back(shot);
+  }
+  // What a faulty collective does is seen without it.
+  if (!e.declared.other_extents || !e.line->text("fault").empty()) return;
+  const auto line = with_other_tokens(*e.contract, *e.line);
+  if (!line) return;
+  shot.name = other;
+  shot.delays = false;
+  shot.program = e.forward_only() ? "X F0" : "X F0 X B0";
+  shot.other = print_canonical(*line);
+  shot.fresh = true;
+  shots.push_back(std::move(shot));
+}
+
+judging::Told told(const Shot& shot) {
+  if (shot.delays)
+    return {"with ranks that arrive late",
+            "the result depends on the order of arrival: a race, or a sum in that order"};
+  if (shot.fresh)
+    return {
+        "after a forward of other extents on the same kernel object",
+        "the kernel keeps something of the extents that it met first, or last: a table, a plan, "
+        "a buffer"};
+  return {"", "state from an earlier call is left over, a race, or a sum in varying order"};
 }
 
 CheckResult judge(const Evidence& e) {
-  return judging::same_again(e, "repeat", shots_of(e), [](const Shot& shot) -> judging::Told {
-    if (shot.delays)
-      return {"with ranks that arrive late",
-              "the result depends on the order of arrival: a race, or a sum in that order"};
-    return {"", "state from an earlier call is left over, a race, or a sum in varying order"};
-  });
+  std::vector<const char*> names;
+  for (const char* name : {again, late, other})
+    if (e.find_shot(name) >= 0) names.push_back(name);
+  return judging::same_again(e, "repeat", names, told);
 }
 
 }  // namespace
@@ -36,7 +72,9 @@ Check repeat_check() {
   return {
       .name = "repeat",
       .letter = 'N',
-      .asks = "does the same call on the same data give the same bits, also when ranks arrive late",
+      .asks =
+          "does the same call on the same data give the same bits, also when ranks arrive late, "
+          "and after other extents",
       .due = [](const Contract&, const Case&, const Declared&) { return true; },
       .plan = plan,
       .judge = judge};

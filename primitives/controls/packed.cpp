@@ -220,6 +220,17 @@ struct PositionsRunOn final : RotaryContext {
   }
 };
 
+// A table of sines as long as the first forward needed it: what lies behind is turned as its end.
+class TableOfFirstForward final : public RotaryContext {
+  std::vector<int64_t> positions(const ContextLine& c, int r) const override {
+    std::vector<int64_t> list = RotaryContext::positions(c, r);
+    if (end_ < 0) end_ = *std::max_element(list.begin(), list.end());
+    for (int64_t& position : list) position = std::min(position, end_);
+    return list;
+  }
+  mutable int64_t end_ = -1;
+};
+
 // Positions restart on each rank.
 struct OffsetLost final : RotaryContext {
   std::vector<int64_t> positions(const ContextLine& c, int r) const override {
@@ -351,6 +362,10 @@ const Row rows[] = {
 
     {rotary, "positions_not_reset", twin<PositionsRunOn>, "forward", "gradcheck",
      "NVIDIA/Megatron-LM 5243", "cp=4 layout=zigzag docs=7,1,8", "2 documents"},
+    {rotary, "rope_table_of_first_forward", twin<TableOfFirstForward>, "repeat",
+     "forward,gradient,ledger",
+     "deepspeedai/Megatron-DeepSpeed 410, THUDM/SwissArmyTransformer 165", "cp=2",
+     "a kernel object that has served fewer tokens"},
     {rotary, "rope_offset_lost", twin<OffsetLost>, "forward", "gradcheck",
      "NVIDIA/Megatron-LM 5243", "cp=4", "cp >= 2"},
 

@@ -197,6 +197,27 @@ TEST(Bounds, UnderflowIsAllowedFor) {
   EXPECT_LT(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(1e-9, 1, 1)), 0x1p-24);
 }
 
+// Nothing but losses below the normal range: half of the smallest f16 when each of two parts is
+// sent, and when the sum is stored.
+TEST(Bounds, UnderflowOfEachPartOnTheWire) {
+  EXPECT_NEAR(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(0, 1, 2)) / 0x1p-25, 3, 1e-6);
+  EXPECT_NEAR(Setting("tp=2 dtype=f16 wire=f32 fill=normal").bound(0, gauge(0, 1, 2)) / 0x1p-25, 1,
+              1e-6);
+}
+
+// Two microbatches, each within 63 u as above, and two additions to what is there, which is 6 at
+// most: 2 (u_acc + u_out) 6.
+TEST(Bounds, SumsOverMicrobatchesAreThoseOfEachAndOfTheAdditions) {
+  const Setting s("tp=2 dtype=f32 fill=normal", I());
+  const Gauge g = gauge(10, 4, 2);
+  const Whole want{{1}, {3}};
+  const Feed& feed = s.e.shots[0].feeds[0];
+  // The gradient of what is P on tp is R: whole on every rank.
+  expect_first_order(s.bound(3, g, /*gradient=*/true), 63 * 0x1p-24);
+  expect_first_order(bound_of_sum(s.e, s.e.operands[0], {{feed, &want, &g}, {feed, &want, &g}})(0),
+                     (2 * 63 + 2 * 2 * 6) * 0x1p-24);
+}
+
 // ---- Sums that are really taken ----
 
 struct Terms {

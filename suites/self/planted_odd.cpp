@@ -141,7 +141,9 @@ void add_private_contracts(Registry& r) {
 
 std::vector<Plant> odd_but_right() {
   const std::string sum = "planted_reduce tp=4 tokens=4 hidden=5";
-  Declared halves;
+  Declared even, halves;
+  even.other_extents = false;  // blocks that four ranks do not cut evenly
+  halves = even;
   halves.plan = "halves";
   const Make twice = [] { return pair(reduce_scatter_and_gather, identity); };
   return {
@@ -157,7 +159,7 @@ std::vector<Plant> odd_but_right() {
        sum,
        twice,
        {{"ledger", Verdict::failed, 0, "", {"another operation", "met call 1 of forward"}}},
-       {},
+       even,
        true},
       {"another_order_of_k",
        "linear_row tp=2 bias=off dtype=f32 fill=normal tokens=6 in=24 out=5",

@@ -163,6 +163,14 @@ TEST(TierA, PartsOfASumAreRoundedEach) {
 }
 
 // D grows with K, A with its root: at K = 16,384 D allows more than 20 times what A does.
+// lambda from the budget of 1e-6 and 2^63 elements alone.
+TEST(TierA, IsTenPointEightScales) {
+  const Setting s("tp=2 dtype=f32 fill=normal");
+  Gauge g = normals(4096, DType::f32, 1).gauge;
+  g.magnitude[0] = 1e6;  // D is no matter
+  EXPECT_NEAR(s.bound(0, g) / s.scale(0, g), std::sqrt(2 * std::log(0x1p64 / 1e-6)), 1e-3);
+}
+
 TEST(TierA, IsFarBelowTheDeterministicBoundOfLongSums) {
   const Terms t = normals(16384, DType::f32, 5);
   const Setting random("tp=1 dtype=f32 fill=normal"), paired("tp=1 dtype=f32 fill=cancelling");
