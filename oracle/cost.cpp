@@ -117,22 +117,35 @@ void refuse_overflow(const Evidence& e, const Truth& truth) {
   look(truth.gradients, truth.gradient_gauges, 0, "the gradient of ");
 }
 
+struct Rounds {
+  double passes = 0, feeds = 0;
+};
+
+Rounds rounds_of(const Evidence& e, double further) {
+  Rounds r;
+  r.passes = further;
+  std::set<std::pair<int, uint64_t>> seen;
+  for (const Shot& s : e.shots) {
+    r.passes += passes_of(s);
+    for (const Feed& f : s.feeds) seen.emplace(int(f.fill), f.seed);
+  }
+  r.feeds = double(seen.size());
+  return r;
+}
+
+double bytes_of(const Evidence& e, const Rounds& r) {
+  const bool exact = !e.shots.empty() && exact_data(e, e.shots[0].feeds[0]);
+  return stacked_elements(e) * (24 * r.passes + (exact ? 16 : 48) * r.feeds);
+}
+
 }  // namespace
 
 Cost cost_of(const Evidence& e, double further) {
-  const double elements = stacked_elements(e);
-  double passes = further;
-  std::set<std::pair<int, uint64_t>> seen;
-  for (const Shot& s : e.shots) {
-    passes += passes_of(s);
-    for (const Feed& f : s.feeds) seen.emplace(int(f.fill), f.seed);
-  }
-  const double feeds = double(seen.size());
-  const bool exact = !e.shots.empty() && exact_data(e, e.shots[0].feeds[0]);
+  const Rounds r = rounds_of(e, further);
   Cost c;
-  c.pass = multiplications(e, elements);
-  c.work = c.pass * (passes + feeds);
-  c.bytes = elements * (24 * passes + (exact ? 16 : 48) * feeds);
+  c.pass = multiplications(e, stacked_elements(e));
+  c.work = c.pass * (r.passes + r.feeds);
+  c.bytes = bytes_of(e, r);
   return c;
 }
 
@@ -141,11 +154,13 @@ double deadline_of(const Cost& c) {
 }
 
 void refuse_too_big(const Evidence& e, const std::vector<std::string>& checks) {
-  const Cost c = cost_of(e, further_shots(e, checks));
-  if (c.bytes > most_bytes)
+  const double further = further_shots(e, checks);
+  // First: a list of the products of as many experts as no memory holds does not fit either.
+  if (const double bytes = bytes_of(e, rounds_of(e, further)); bytes > most_bytes)
     throw BadInput(fmt::format(
         "expected a case of at most {}, met {}, which needs about {}; use smaller extents",
-        size_text(most_bytes), print(*e.line), size_text(c.bytes)));
+        size_text(most_bytes), print(*e.line), size_text(bytes)));
+  const Cost c = cost_of(e, further);
   if (deadline_of(c) > longest_case_seconds)
     throw BadInput(
         fmt::format("expected a case of at most {:.2g} multiplications, met {} with about {:.2g}; "

@@ -1,5 +1,7 @@
 // Load balance of a router whose tokens are cut over ranks: a product of two sums over all ranks.
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "fixtures/fills.hpp"
 #include "oracle/check.hpp"
@@ -127,10 +129,11 @@ Contract expert_balance() {
   c.forward = forward;
   c.backward = backward;
   c.traffic = traffic;
-  // T E terms, each a prob times at most T.
-  c.integer_range = [](const Case& line) {
-    const int64_t t = line.at("tokens");
-    return linears::range_of_products(line, t * t * line.at("experts"), 1);
+  // T E terms, each a prob times at most T; T^2 alone is below 2^49.
+  c.integer_range = [](const Case& line) -> std::optional<int64_t> {
+    const int64_t square = line.at("tokens") * line.at("tokens"), experts = line.at("experts");
+    if (square > std::numeric_limits<int64_t>::max() / experts) return std::nullopt;
+    return linears::range_of_products(line, square * experts, 1);
   };
   c.cases = cases;
   c.illegal = {"expert_balance ep=4 tokens=10", "expert_balance tp=2 sp=on tokens=9",

@@ -192,6 +192,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
        {"--seeds", "18446744073709551615", "'2'"}},
       {{"run", "linear_column", "tokens=1048576"}, {"4.0 GiB", "smaller extents"}},
       {{"run", "norm_sequence", "tokens=16777216"}, {"4.0 GiB", "smaller extents"}},
+      {{"run", "expert_balance", "ep=4", "tokens=16777216", "experts=16777216", "topk=64"},
+       {"integers stay exact", "smaller extents"}},
       {{"run", "attention_ring", "tokens=16384"}, {"multiplications", "smaller extents"}},
       {{"run", "attention_ring", "docs=0,0"},
        {"docs with one token at least", "met 2 documents without any", "give one of them"}},
