@@ -460,7 +460,9 @@ std::vector<std::string> column_cases(const std::string& tier) {
                 "skip_bias_add=on", "microbatches=2"}),
        crossed({"linear_column tp=2"},
                {"gather_output=on skip_bias_add=on", "gather_output=on seq=8 batch=3",
-                "strides=expanded", "strides=expanded_inputs"})});
+                "strides=expanded", "strides=expanded_inputs"}),
+       // Own rows of W of an odd number, where what goes two by two has one left.
+       crossed({"linear_column tp=2 out=10", "linear_column tp=4 out=12"}, {"", "dtype=bf16"})});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
                    crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
@@ -573,7 +575,8 @@ std::vector<std::string> row_cases(const std::string& tier) {
        {"linear_row tp=2 dp=2 sp=on skip_bias_add=on",
         "linear_row tp=4 sp=on skip_bias_add=on dtype=bf16 wire=f32 fill=normal",
         "linear_row tp=2 seq=8 batch=3 input_is_parallel=off", "linear_row tp=2 tokens=8 in=1060",
-        "linear_row tp=2 strides=expanded", "linear_row tp=2 strides=expanded_inputs"}});
+        "linear_row tp=2 strides=expanded", "linear_row tp=2 strides=expanded_inputs"},
+       crossed({"linear_row tp=2 in=10", "linear_row tp=4 in=12"}, {"", "dtype=bf16"})});
   if (tier != "nightly") return ci;
   return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
                    crossed(crossed({"linear_row tp=5 in=50", "linear_row tp=6",

@@ -1,5 +1,6 @@
-// What a contract and a subject say of calls: values that cancel out of every result, and traffic
-// of the subject's own in place of the contract's.
+// What a contract and a subject say of calls: values that cancel out of every result, traffic of
+// the subject's own in place of the contract's, groups by another name. And what is asked of a
+// subject that leaves attributes out, or of a line that is too large.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "oracle/cost.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/report.hpp"
 
@@ -307,6 +309,62 @@ TEST(Groups, AnAxisOfSeveralRanksIs) {
   const Report r = run_line(parse("mapping_reduce tp=2 dp=2 axis=tp subject=both", registry),
                             options, registry, silent);
   EXPECT_EQ(r.cases.at(0).checks.at(0).verdict, Verdict::failed);
+}
+
+// ---- cases for subjects that leave attributes out
+
+// The twin as a subject of that name, which does not do what `without` says.
+Registry with_subject(const std::string& contract, const std::string& control,
+                      std::vector<std::string> without) {
+  Registry r = all_families();
+  Declared declared;
+  declared.without = std::move(without);
+  r.add(Subject{"mine", contract, r.control(contract, control).make, declared});
+  return r;
+}
+
+int code_of_smoke(const Registry& registry, const std::string& contract) {
+  Options o = quiet(contract);
+  o.tier = "smoke";
+  o.subjects = {"mine"};
+  return exit_code(gate(registry, o));
+}
+
+// A loss that knows no smoothing, as most do, has labels to ignore all the same.
+TEST(LeftOut, SmoothingLeavesIgnoredLabelsIn) {
+  for (const char* control : {"ignored_gradient_not_zeroed", "ignored_loss_not_zeroed"})
+    EXPECT_EQ(code_of_smoke(with_subject("vocab_cross_entropy", control, {"label_smoothing"}),
+                            "vocab_cross_entropy"),
+              1)
+        << control;
+}
+
+// Own extents that are odd: what goes two by two has one left.
+TEST(LeftOut, OddExtentsAreAskedWithoutSequenceParallelism) {
+  const Registry registry = all_families();
+  for (const auto& [contract, key] : {std::pair{"linear_column", "out"}, {"linear_row", "in"}}) {
+    std::set<DType> asked;
+    for (const std::string& text : registry.contract(contract).cases("ci")) {
+      const Case line = parse(text, registry);
+      if (!line.on("sp") && line.ranks(Axis::tp) > 1 && line.at(key) / line.ranks(Axis::tp) % 2)
+        asked.insert(line.dtype());
+    }
+    EXPECT_TRUE(asked.count(DType::f64) && asked.count(DType::bf16)) << contract;
+  }
+}
+
+// ---- more products than can be listed
+
+TEST(Cost, MemoryIsRefusedBeforeProductsAreListed) {
+  Registry registry = all_families();
+  Contract c = with_shift(true);
+  c.gemms = [](const Case&, int) -> std::vector<Gemm> { throw std::logic_error("listed"); };
+  registry.add(c);
+  registry.add(Subject{"", c.name, [] { return std::make_unique<LogSumExp>(); }, {}});
+  const Case small = parse("log_sum_exp tp=2", registry),
+             large = parse("log_sum_exp tp=2 tokens=1048576 vocab=1048576", registry);
+  EXPECT_THROW(refuse_infeasible(small, {"forward"}, registry), std::logic_error);
+  EXPECT_THROW(refuse_infeasible(large, {"forward"}, registry), BadInput);
 }
 
 std::string refusal(const Registry& r) {
