@@ -94,7 +94,8 @@ std::string slices(const Wrongness& w) {
     const size_t dim = d - stacked, dims = w.operand->shape.size();
     if (last - first + 1 == n) return slice_text(dim, dims, first, last);
     const int64_t step = n > 1 ? (last - first) / (n - 1) : 0;
-    bool even = step >= 2 && first < step && last + step >= shape[d];
+    // Any two places are a step apart: a stride shows in three, or where it is every other place.
+    bool even = step >= 2 && (n > 2 || step == 2) && first < step && last + step >= shape[d];
     for (int64_t k = first; even && k <= last; k += step) even = at.count(k) > 0;
     const char* nth = step == 2 ? "2nd" : step == 3 ? "3rd" : nullptr;
     if (even) return fmt::format("every {} of dim {}", nth ? nth : fmt::format("{}th", step), dim);

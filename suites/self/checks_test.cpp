@@ -395,6 +395,14 @@ TEST(Patterns, PlacesAndContents) {
       planted(*play, [](int r, int64_t i, double v) { return r == 1 && i == 0 ? v + 0.25 : v; })
           .pattern,
       "one element of rank 1");
+  play = gather(2, "", {12, 6});  // rows 1 and 8: two rows are no stride
+  EXPECT_EQ(
+      planted(*play, [](int, int64_t i, double v) { return i / 6 == 1 || i / 6 == 8 ? 0 : v; })
+          .pattern,
+      "zero");
+  play = gather(2, "", {12, 6});  // rows 1, 5 and 9 are one
+  EXPECT_EQ(planted(*play, [](int, int64_t i, double v) { return i / 6 % 4 == 1 ? 0 : v; }).pattern,
+            "every 4th of dim 0, zero");
 }
 
 // A place is named where all of it is wrong and nothing else is.
