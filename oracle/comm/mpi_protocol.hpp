@@ -24,7 +24,7 @@ namespace shardproof {
 struct MpiPage {
   std::atomic<uint32_t> ended;  // 1: status holds what waitpid gave the supervisor
   int32_t status = 0;
-  std::atomic<int32_t> signal;  // what the crash handler caught; 0: none
+  std::atomic<int32_t> signal;  // of a fault of its own that the crash handler caught; 0: none
   uint64_t address = 0;
   std::atomic<int32_t> rank_pid;
   std::atomic<uint64_t> polls;     // looks at unfinished messages

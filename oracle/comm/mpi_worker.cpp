@@ -29,7 +29,8 @@ MpiPage* crash_page = nullptr;
 
 void on_crash(int signal, siginfo_t* info, void*) {
   int32_t none = 0;
-  if (crash_page && crash_page->signal.compare_exchange_strong(none, signal))
+  const bool fault = info->si_code > 0;  // one that a process sends holds no address
+  if (fault && crash_page && crash_page->signal.compare_exchange_strong(none, signal))
     crash_page->address = uint64_t(info->si_addr);
   std::signal(signal, SIG_DFL);
   ::raise(signal);

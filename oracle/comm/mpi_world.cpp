@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -57,11 +58,13 @@ bool leaves_this_machine(const std::vector<std::string>& launcher) {
 }
 
 // A file that may grow while it is read: the launcher's own words.
-std::string tail_of(const std::string& path) {
+// ": " and the end of what the launcher said; "" where it said nothing.
+std::string told_in(const std::string& path) {
   std::ifstream in(path);
-  std::string text((std::istreambuf_iterator<char>(in)), {}), out;
-  for (char c : text) out += c == '\n' ? ' ' : c;
-  return out.size() > 600 ? "..." + out.substr(out.size() - 600) : out;
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  if (text.empty()) return "";
+  return text.size() > 600 ? ": ..." + text.substr(text.size() - 600) : ": " + text;
 }
 
 struct RankLink {
@@ -241,15 +244,15 @@ class MpiWorld final : public World {
     for (int present = 0; present < spec_.ranks;) {
       if (interrupted()) throw Infrastructure("interrupted while the ranks of MPI started");
       if (launcher_gone())
-        throw Infrastructure(
-            fmt::format("the launcher '{}' ended before its {} ranks had called back: {}; try it "
-                        "by hand, or name another with --mpiexec",
-                        joined(launcher_, " "), spec_.ranks, tail_of(log_file())));
+        throw Infrastructure(fmt::format(
+            "the launcher '{}' ended before its {} had called back{}; try it by hand, "
+            "or name another with --mpiexec",
+            joined(launcher_, " "), number_of(spec_.ranks, "rank"), told_in(log_file())));
       if (seconds_since(begin) > limit)
         throw Infrastructure(
-            fmt::format("{} of {} ranks called back within {:.0f} s of '{}': {}; check that every "
+            fmt::format("{} of {} ranks called back within {:.0f} s of '{}'{}; check that every "
                         "host can be reached and has enough slots",
-                        present, spec_.ranks, limit, joined(launcher_, " "), tail_of(log_file())));
+                        present, spec_.ranks, limit, joined(launcher_, " "), told_in(log_file())));
       const int fd = callers.next(listener_);
       Hello hello;
       if (fd < 0) continue;
