@@ -129,7 +129,10 @@ void conclude(ControlResult& out, const Judged& broken, const Judged& healthy,
   for (const CheckResult& c : broken.result.checks)
     if (c.verdict == Verdict::crashed || c.verdict == Verdict::hung) {
       out.outcome = ControlResult::wrong_check;
-      out.reason = fmt::format("{}: a crash or a hang is not a catch", name(c.verdict));
+      out.reason = fmt::format(
+          "{}: a crash or a hang is not a catch; a kernel that sizes buffers or later calls by "
+          "what a call returns has to test it first, and throw",
+          name(c.verdict));
       return;
     }
   std::vector<std::string> quiet;

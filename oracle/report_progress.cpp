@@ -82,9 +82,11 @@ class TerminalProgress : public Progress {
     tick();
   }
 
-  // Operators are found while the run goes on: they are counted, not promised.
+  // Operators, and the healthy runs of their witnesses, are found while the run goes on: they are
+  // counted, not promised.
   std::string line() const {
-    std::string text = fmt::format("{} of {}", cases_, number_of(due_cases_, "case"));
+    std::string text = number_of(std::max(cases_, due_cases_), "case");
+    if (cases_ <= due_cases_) text = fmt::format("{} of {}", cases_, text);
     if (controls_ > due_controls_)
       text += ", " + number_of(controls_, "control");
     else if (due_controls_ > 0)

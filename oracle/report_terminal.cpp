@@ -290,7 +290,9 @@ std::string control_meaning(const ControlResult& c) {
 }  // namespace
 
 std::string block(const ControlResult& c, const std::string& program) {
-  std::string due = c.outcome == ControlResult::equivalent ? c.reason : "due: " + c.expected_check;
+  std::string due = c.reason;
+  if (c.outcome != ControlResult::equivalent)
+    due = c.expected_check.empty() ? "no check could be named" : "due: " + c.expected_check;
   std::string text =
       row(control_label(c),
           fmt::format("{} on {}    {}", c.name, c.witness.empty() ? c.contract : c.witness, due));

@@ -429,8 +429,8 @@ Judgement against_truth(const Evidence& e, int shot, std::string_view word, bool
     if (clean && is_the_reference(e, feed, shot, step, i, gradient, want, gauge))
       j.vacuous = tensor_name(o, gradient) +
                   ": every element is the correctly rounded truth; a subject that calls the "
-                  "reference proves nothing "
-                  "(one that accumulates in f64 says so with acc=f64)";
+                  "reference proves nothing, nor does one whose sums are in f64 where the line "
+                  "asks for f32: accumulate as acc= says, or judge lines with acc=f64";
   }
   return j;
 }

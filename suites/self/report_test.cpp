@@ -536,6 +536,8 @@ TEST(Block, AControlThatWasNotCaughtNamesItsCheckAndItsBug) {
             "imitates   huggingface/text-generation-inference 1036\n"
             "means      the bug was noticed, but not by the check that exists for it\n"
             "replay     shardproof run linear_row tp=4 control=bias_before_reduce\n");
+  c.expected_check.clear();  // of an operator under which no run came to its end
+  EXPECT_TRUE(contains(block(c, "s"), "control=bias_before_reduce    no check could be named\n"));
   EXPECT_TRUE(
       block(with(ControlResult::escaped), "s").starts_with("ESCAPED    bias_before_reduce"));
   EXPECT_TRUE(contains(block(caught("c", 4.2), "s"), "margin 4.2, at least 10 is due"));
@@ -813,6 +815,16 @@ TEST(ProgressLine, OperatorsBeyondThePlanAreCountedNotPromised) {
   told.now += 11;
   told.progress->tick();
   EXPECT_EQ(told.text(), "progress   1 of 1 case, 5 controls   0 did not pass\n");
+}
+
+TEST(ProgressLine, HealthyRunsOfWitnessesBeyondThePlanAreCounted) {
+  Told told(false);
+  told.progress->begin(1, 1);
+  for (int i = 0; i < 3; i++) told.progress->done(healthy());
+  for (int i = 0; i < 5; i++) told.progress->done(caught());
+  told.now += 11;
+  told.progress->tick();
+  EXPECT_EQ(told.text(), "progress   3 cases, 5 controls   0 did not pass\n");
 }
 
 // ---- report.json
