@@ -412,7 +412,7 @@ std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh) {
     for (const auto& [a, placement] : o.layout) {
       if (mesh.size(a) == 1) continue;
       const std::string sum = fmt::format("{}: the sum of its gradient over {} {}", o.name, name(a),
-                                          groups_text(mesh.groups({a})));
+                                          groups_text(mesh.holders(o.layout, {a})));
       if (dual(placement).kind == Placement::partial)
         owed +=
             row("owed", sum + ", after backward, by the training step; before the step nothing");

@@ -616,14 +616,21 @@ class Watch {
           if (e_.mesh.size(axis) == 1) continue;
           partial = partial || placement.kind == Placement::partial;
           axes += fmt::format("{}{}:{}{}", axes.empty() ? "" : ",", name(axis),
-                              placement.kind == Placement::shard ? 'S' : 'I', e_.mesh.size(axis));
+                              placement.kind == Placement::shard ? 'S' : 'I',
+                              copies(placement, e_.mesh.size(axis)));
         }
         if (partial) continue;  // has no digest before it is reduced
         for (int r = 0; r < e_.mesh.world(); ++r) {
           std::string place;
-          for (const auto& [axis, placement] : layout_at(o, tag))
-            if (e_.mesh.size(axis) > 1)
-              place += fmt::format("{}{}", place.empty() ? "" : ",", e_.mesh.coordinate(r, axis));
+          bool held = true;
+          for (const auto& [axis, placement] : layout_at(o, tag)) {
+            if (e_.mesh.size(axis) == 1) continue;
+            const int at =
+                place_of_copy(placement, e_.mesh.size(axis), e_.mesh.coordinate(r, axis));
+            held = held && at >= 0;
+            place += fmt::format("{}{}", place.empty() ? "" : ",", at);
+          }
+          if (!held) continue;
           const ResultTensor* t = e_.result(r, 0, tag, k, is_gradient(tag));
           if (!t) continue;
           const auto hash = digest::hash_of(o.name, t->dtype);

@@ -514,9 +514,7 @@ class Execution {
   // Other ranks hold the same: copies are compared where they lie, too.
   bool has_copies(const Slot& s) const {
     return std::any_of(s.layout.begin(), s.layout.end(), [&](const auto& axis) {
-      const auto kind = axis.second.kind;
-      return line_.ranks(axis.first) > 1 &&
-             (kind == Placement::invariant || kind == Placement::replicate);
+      return line_.ranks(axis.first) > 1 && equal_bits(axis.second);
     });
   }
 

@@ -65,9 +65,6 @@ View rows_of_microbatch(const Stage& s, const View& all, int64_t m) {
   return all.narrow(0, m * s.size, s.rows_of(m));
 }
 
-size_t weight_of(int64_t layer) { return size_t(1 + 2 * layer); }
-size_t bias_of(int64_t layer) { return weight_of(layer) + 1; }
-
 bool is_last(const Stage& s, Unit u) { return u.chunk + 1 == s.chunks(); }
 
 template <class Each>
@@ -92,6 +89,26 @@ void in_ticks(Parallel& p, const Stage& s, int hop, At at, Compute compute, Plac
 }  // namespace
 
 // ---- Steps
+
+std::optional<Rejected> PipelineStages::refused(const Case& line) const {
+  return refused_pipeline_stages(line);
+}
+std::unique_ptr<PipelineSaved> PipelineStages::make_saved(Parallel&, const Stage&) const {
+  return std::make_unique<PipelineSaved>();
+}
+
+View PipelineStages::first_input(const Stage& s, const PipelineSaved& saved, int64_t m) const {
+  return rows_of_microbatch(s, saved.inputs[0], m);
+}
+View PipelineStages::last_output(Pass& pass, int64_t m) const {
+  return result_rows(pass.stage, pass.result, m);
+}
+View PipelineStages::last_cotangent(Pass& pass, int64_t m) {
+  return cotangent_rows(pass.stage, pass.result, m);
+}
+View PipelineStages::first_gradient(Pass& pass, int64_t m) const {
+  return rows_of_microbatch(pass.stage, pass.gradients[0], m);
+}
 
 View PipelineStages::arrived_rows(const Stage& s, const View& all, int64_t m) const {
   return rows_of_microbatch(s, all, m);
@@ -136,11 +153,11 @@ void PipelineStages::add_gradient(const View& own, const View& sum) { add_into(o
 
 std::unique_ptr<Saved> PipelineStages::forward(Rank& rank, std::span<const View> inputs,
                                                std::span<const View> outputs) {
-  if (auto refused = refused_pipeline_stages(rank.line())) throw *refused;
+  if (auto why = refused(rank.line())) throw *why;
   Parallel p(rank);
   const Stage s = stage_of(rank);
   const int64_t h = rank.line().at("hidden");
-  auto saved = std::make_unique<PipelineSaved>();
+  auto saved = make_saved(p, s);
   saved->inputs.assign(inputs.begin(), inputs.end());
   for (int64_t r = 0; r < s.rounds; ++r)
     saved->arrived.emplace_back(p.storage, std::vector{s.tokens, h});
@@ -148,8 +165,9 @@ std::unique_ptr<Saved> PipelineStages::forward(Rank& rank, std::span<const View>
   each_own_layer(s, [&](int64_t chunk, int64_t l) {
     if (l > first_layer_of(s, chunk)) saved->inner[size_t(l)] = Kept(p.storage, {s.tokens, h});
   });
-  Pass pass{p, s, *saved, outputs[0], View{}};
+  Pass pass{p, s, *saved, outputs[0]};
   pass.leaving = p.workspace(p.storage, {s.size, h});
+  begin(pass);
   const View nothing = pass.leaving.narrow(0, 0, 0);
   in_ticks(
       p, s, +1, [&](int64_t tick) { return s.forward_at(tick); },
@@ -162,26 +180,28 @@ std::unique_ptr<Saved> PipelineStages::forward(Rank& rank, std::span<const View>
 
 View PipelineStages::input_of(Pass& pass, Unit u, int64_t m) {
   const Stage& s = pass.stage;
-  if (u.chunk == 0) return rows_of_microbatch(s, pass.saved.inputs[0], m);
+  if (u.chunk == 0) return first_input(s, pass.saved, m);
   return arrived_rows(s, pass.saved.arrived[size_t(u.chunk / s.stages)].view(), m);
 }
 
 View PipelineStages::compute(Pass& pass, Unit u) {
   const Stage& s = pass.stage;
-  const View out = is_last(s, u) ? result_rows(s, pass.result, u.microbatch)
+  const View out = is_last(s, u) ? last_output(pass, u.microbatch)
                                  : pass.leaving.narrow(0, 0, s.rows_of(u.microbatch));
-  const int64_t first = first_layer_of(s, u.chunk), end = first_layer_of(s, u.chunk + 1);
+  const int64_t first = first_layer_of(s, u.chunk), behind = first_layer_of(s, u.chunk + 1);
   View x = input_of(pass, u, u.microbatch);
-  if (first == end) pass_on(x, out);
-  for (int64_t l = first; l < end; ++l) {
+  if (first == behind) pass_on(x, out);
+  for (int64_t l = first; l < behind; ++l) {
     const int64_t of = parameters_of(s, l);
     const View y =
-        l + 1 == end ? out : inner_rows(s, pass.saved.inner[size_t(l + 1)].view(), u.microbatch);
+        l + 1 == behind ? out : inner_rows(s, pass.saved.inner[size_t(l + 1)].view(), u.microbatch);
     gemm(plain(x), turned(pass.saved.inputs[weight_of(of)]), y, pass.p.accumulate,
          &pass.saved.inputs[bias_of(of)]);
     x = y;
   }
-  return is_last(s, u) ? out.narrow(0, 0, 0) : out;
+  if (!is_last(s, u)) return out;
+  end(pass, u.microbatch);
+  return out.narrow(0, 0, 0);
 }
 
 // ---- Backward
@@ -198,21 +218,21 @@ void PipelineStages::gradients_of(Parallel& p, Saved& state, std::span<const Vie
                                   std::span<const View> gradients) {
   const Stage s = stage_of(p.rank);
   const auto block = [&] { return p.workspace(p.storage, {s.size, p.rank.line().at("hidden")}); };
-  Pass pass{p, s, static_cast<PipelineSaved&>(state), cotangents[0], gradients[0]};
+  Pass pass{p, s, static_cast<PipelineSaved&>(state), cotangents[0], gradients};
   for (View* v :
        {&pass.leaving, &pass.arriving[0], &pass.arriving[1], &pass.scratch[0], &pass.scratch[1]})
     *v = block();
   const View nothing = pass.leaving.narrow(0, 0, 0);
   const DType kept = type_of_sums(p);
   pass.sums.resize(gradients.size());
-  Parts parts;
   each_own_layer(s, [&](int64_t, int64_t l) {
     for (size_t i : {weight_of(l), bias_of(l)}) {
       pass.sums[i] = p.workspace(kept, gradients[i].shape);
       set_zero(pass.sums[i]);
-      parts.push_back({pass.sums[i], gradients[i]});
+      pass.parts.push_back({pass.sums[i], gradients[i]});
     }
   });
+  begin_back(pass);
   in_ticks(
       p, s, -1, [&](int64_t tick) { return s.backward_at(tick); },
       [&](auto unit, int64_t tick) {
@@ -223,17 +243,17 @@ void PipelineStages::gradients_of(Parallel& p, Saved& state, std::span<const Vie
                    ? pass.arriving[size_t(tick % 2)].narrow(0, 0, s.rows_of(next->microbatch))
                    : nothing;
       });
-  reduce(pass, parts);
+  end_back(pass);
+  reduce(pass, pass.parts);
 }
 
 View PipelineStages::compute_back(Pass& pass, Unit u, const View& arrived) {
   const Stage& s = pass.stage;
   const int64_t rows = s.rows_of(u.microbatch), first = first_layer_of(s, u.chunk),
                 state = state_of(s, u.microbatch);
-  View g =
-      is_last(s, u) ? cotangent_rows(s, pass.result, u.microbatch) : arrived.narrow(0, 0, rows);
+  View g = is_last(s, u) ? last_cotangent(pass, u.microbatch) : arrived.narrow(0, 0, rows);
   const View out =
-      u.chunk == 0 ? rows_of_microbatch(s, pass.dx, u.microbatch) : pass.leaving.narrow(0, 0, rows);
+      u.chunk == 0 ? first_gradient(pass, u.microbatch) : pass.leaving.narrow(0, 0, rows);
   if (first == first_layer_of(s, u.chunk + 1)) pass_on(g, out);
   for (int64_t l = first_layer_of(s, u.chunk + 1); l-- > first;) {
     const size_t w = weight_of(parameters_of(s, l)), b = bias_of(parameters_of(s, l));

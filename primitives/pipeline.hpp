@@ -20,6 +20,11 @@
 // the input of every own layer, by microbatch.
 //
 //   pipeline_stages   Y = X_L, X_{l+1} = X_l W_l^T + b_l; X on the first stage, Y on the last
+//   pipeline_tied     X_0 = rows of W [V,h] by id on the first stage, logits X_L W^T on the last,
+//   and
+//                     each of the two has a copy of W. Its gradient is the sum of both parts:
+//                     behind the sum over dp one all-reduce over the group of the two (pp itself
+//                     where these are all stages); one stage has both parts and makes no call.
 #pragma once
 #include <array>
 #include <memory>
@@ -78,13 +83,30 @@ class PipelineStages : public Kernel {
     Parallel& p;
     const Stage& stage;
     PipelineSaved& saved;
-    View result, dx;    // y, or its cotangent and the gradient of x
-    Views sums = {};    // of parameters' gradients over microbatches, numbered as the arguments
-    View leaving = {};  // [n,h], as these
+    View result;                           // y, or its cotangent
+    std::span<const View> gradients = {};  // backward only, as what follows
+    Views sums = {};                       // of parameters' gradients, numbered as the arguments
+    Parts parts = {};                      // what is reduced over dp in the end
+    View leaving = {};                     // [n,h], as these
     std::array<View, 2> arriving = {}, scratch = {};
+    View of_embedded = {}, of_last = {};  // pipeline_tied: gradients of X_0 [T,h], of X_L [n,h]
   };
 
+  virtual std::optional<Rejected> refused(const Case&) const;
   virtual Stage stage_of(Rank& rank) const { return Stage(rank); }
+  virtual std::unique_ptr<PipelineSaved> make_saved(Parallel&, const Stage&) const;
+
+  // What lies before the first layer and behind the last one: here x and y themselves.
+  virtual void begin(Pass&) {}
+  virtual View first_input(const Stage&, const PipelineSaved&, int64_t m) const;
+  virtual View last_output(Pass&, int64_t m) const;
+  virtual void end(Pass&, int64_t /*m*/) {}  // behind the last layer
+  virtual void begin_back(Pass&) {}
+  virtual View last_cotangent(Pass&, int64_t m);
+  virtual View first_gradient(Pass&, int64_t m) const;
+  virtual void end_back(Pass&) {}
+  virtual size_t first_parameter() const { return 1; }  // of the layers
+
   // Whose parameters a layer computes with.
   virtual int64_t parameters_of(const Stage&, int64_t layer) const { return layer; }
   // Rows of a microbatch: in what arrives, in what a layer is given, in y, in its cotangent; and
@@ -104,6 +126,9 @@ class PipelineStages : public Kernel {
   virtual void reduce(Pass&, const Parts&);                     // over dp
   virtual void add_gradient(const View& own, const View& sum);  // of a pass to the step's
 
+  size_t weight_of(int64_t layer) const { return first_parameter() + size_t(2 * layer); }
+  size_t bias_of(int64_t layer) const { return weight_of(layer) + 1; }
+
  private:
   View compute(Pass&, Unit);
   View compute_back(Pass&, Unit, const View& arrived);
@@ -111,5 +136,30 @@ class PipelineStages : public Kernel {
   void gradients_of(Parallel&, Saved&, std::span<const View> cotangents,
                     std::span<const View> gradients);
 };
+
+// inputs ids [T], w [V,h], then the layers'; output logits [T,V].
+class PipelineTied : public PipelineStages {
+ protected:
+  std::optional<Rejected> refused(const Case&) const override;
+  std::unique_ptr<PipelineSaved> make_saved(Parallel&, const Stage&) const override;
+  void begin(Pass&) override;
+  View first_input(const Stage&, const PipelineSaved&, int64_t m) const override;
+  View last_output(Pass&, int64_t m) const override;
+  void end(Pass&, int64_t m) override;
+  void begin_back(Pass&) override;
+  View last_cotangent(Pass&, int64_t m) override;
+  View first_gradient(Pass&, int64_t m) const override;
+  void end_back(Pass&) override;
+  size_t first_parameter() const override { return 2; }
+  void reduce(Pass&, const Parts&) override;
+
+  virtual View table(Pass&) const;                         // as the logits have it
+  virtual void add_rows(Pass&, const View& of_ids);        // the embedding's part to the sum
+  virtual void reduce_table(Pass&, const View& of_stage);  // over both ends
+};
+std::optional<Rejected> refused_pipeline_tied(const Case&);
+bool holds_table(const Stage&);
+// The first and the last of more than two stages; pp itself where these are all.
+Communicator& ends_of(Parallel&, const Stage&);
 
 }  // namespace shardproof::primitives

@@ -43,10 +43,10 @@ Loss stack_loss(const StackInputs& in, const Rounding& r) {
   return linear_loss(in.layer(), stored_inputs(in, r).back(), in.w.back(), in.b.back(), r);
 }
 
-StackLosses stack_backward_loss(const StackInputs& in, In g, const Rounding& r) {
+StackLosses stack_backward_loss(const StackInputs& in, const Uncertain& g, const Rounding& r) {
   const std::vector<Uncertain> x = stored_inputs(in, r);
   StackLosses d{{}, std::vector<Loss>(in.w.size()), std::vector<Loss>(in.w.size())};
-  Uncertain cotangent = certain(g);
+  Uncertain cotangent = g;
   for (size_t l = in.w.size(); l-- > 0;) {
     LinearLosses layer = linear_backward_loss(in.layer(), x[l], in.w[l], cotangent, r);
     d.w[l] = reduced(std::move(layer.w), r), d.b[l] = reduced(std::move(layer.b), r);

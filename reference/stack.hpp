@@ -28,6 +28,6 @@ struct StackLosses {
   Loss x;
   std::vector<Loss> w, b;
 };
-StackLosses stack_backward_loss(const StackInputs&, In g, const Rounding&);
+StackLosses stack_backward_loss(const StackInputs&, const Uncertain& g, const Rounding&);
 
 }  // namespace shardproof::reference

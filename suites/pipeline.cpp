@@ -8,7 +8,7 @@
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/pipeline.hpp"
-#include "reference/stack.hpp"
+#include "reference/tied.hpp"
 #include "suites/linear.hpp"
 #include "suites/ours.hpp"
 #include "suites/replicated.hpp"
@@ -61,15 +61,19 @@ Layout on_stage(int64_t stage, const Placement& dp) {
   return {{Axis::dp, dp}, {Axis::pp, S(0, on_rank_map(stage))}};
 }
 
-std::vector<Operand> operands(const Case& c) {
-  const Shape s(c);
-  const std::vector<int64_t> x{c.at("tokens"), s.hidden};
-  std::vector<Operand> list{{"x", Operand::input, x, on_stage(0, S(0)), true, 1}};
+void add_layers(const Shape& s, std::vector<Operand>& list) {
   for (int64_t l = 0; l < s.layers; ++l) {
     const Layout own = on_stage(s.stage_of(l), I());
     list.push_back({numbered("w", l), Operand::parameter, {s.hidden, s.hidden}, own, true, 0});
     list.push_back({numbered("b", l), Operand::parameter, {s.hidden}, own});
   }
+}
+
+std::vector<Operand> operands(const Case& c) {
+  const Shape s(c);
+  const std::vector<int64_t> x{c.at("tokens"), s.hidden};
+  std::vector<Operand> list{{"x", Operand::input, x, on_stage(0, S(0)), true, 1}};
+  add_layers(s, list);
   list.push_back({"y", Operand::output, x, on_stage(s.stages - 1, S(0)), true, 0});
   return list;
 }
@@ -98,9 +102,10 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
   return listed(whole(in[0].shape, reference::stack(stack)));
 }
 
-template <class Part, class All>
-std::vector<Part> in_order(All all) {
-  std::vector<Part> list{std::move(all.x)};
+// What `first` is of, then weight and bias of every layer.
+template <class All, class Part>
+std::vector<Part> in_order(All& all, Part& first) {
+  std::vector<Part> list{std::move(first)};
   for (size_t l = 0; l < all.w.size(); ++l) {
     list.push_back(std::move(all.w[l]));
     list.push_back(std::move(all.b[l]));
@@ -111,17 +116,18 @@ std::vector<Part> in_order(All all) {
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
                             std::vector<Gauge>* gauges) {
   const auto stack = stack_of(c, in);
+  auto d = reference::stack_backward(stack, cot[0].value);
   std::vector<Whole> out;
-  for (auto& value : in_order<reference::Values>(reference::stack_backward(stack, cot[0].value)))
-    out.push_back(whole(in[out.size()].shape, std::move(value)));
+  for (auto& value : in_order(d, d.x)) out.push_back(whole(in[out.size()].shape, std::move(value)));
   if (!gauges) return out;
   const Precision p = precision_of(c, Declared{});
   const auto kept = type_of_sums(c);
   const double more =
       kept ? reference::gamma_of(double(Shape(c).microbatches), unit_roundoff(*kept)) : 0;
+  auto losses =
+      reference::stack_backward_loss(stack, reference::certain(cot[0].value), rounding_of(c, p));
   gauges->clear();
-  for (auto& loss : in_order<reference::Loss>(
-           reference::stack_backward_loss(stack, cot[0].value, rounding_of(c, p)))) {
+  for (auto& loss : in_order(losses, losses.x)) {
     const bool parameter = !gauges->empty();
     for (size_t i = 0; parameter && i < loss.error.size(); ++i)
       loss.error[i] += more * (loss.magnitude[i] + loss.error[i]);
@@ -133,17 +139,25 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 // |X_l| <= (h+1)^l B^(l+1), since h B |X_l| + B <= (h+1) B |X_l|, and a cotangent that has passed n
 // layers is at most h^n B^(n+1). So every result is a sum of max(T, h+1) (h+1)^(L-1) terms of L+1
 // factors at most.
+std::optional<int64_t> range_of_layers(const Case& c, int64_t terms, int64_t layers, int factors) {
+  for (int64_t l = 0; l < layers; ++l)
+    if (__builtin_mul_overflow(terms, c.at("hidden") + 1, &terms)) return {};
+  return range_of_products(c, terms, factors);
+}
+
 std::optional<int64_t> integer_range(const Case& c) {
-  const int64_t h = c.at("hidden") + 1;
-  int64_t terms = std::max(c.at("tokens") * c.at("microbatches"), h);
-  for (int64_t l = 1; l < c.at("layers"); ++l)
-    if (__builtin_mul_overflow(terms, h, &terms)) return {};
-  const int factors = int(c.at("layers")) + 1;
-  const auto range = range_of_products(c, terms, factors);
+  const int64_t layers = c.at("layers"), tokens = c.at("tokens") * c.at("microbatches");
+  const auto fitting = [&](DType type) {
+    Case narrow = c;
+    narrow.set("dtype", name(type));
+    return range_of_layers(narrow, std::max(tokens, c.at("hidden") + 1), layers - 1,
+                           int(layers) + 1);
+  };
+  const auto range = fitting(c.dtype());
   const auto kept = type_of_sums(c);
   if (!range || !kept) return range;
-  const auto fitting = exact_range(*kept, terms, factors);
-  return fitting ? std::optional(std::min(*range, *fitting)) : std::nullopt;
+  const auto of_sums = fitting(*kept);
+  return of_sums ? std::optional(std::min(*range, *of_sums)) : std::nullopt;
 }
 
 // ---- Traffic
@@ -167,22 +181,33 @@ std::vector<int64_t> sent_by(const Shape& s, int64_t stage, bool backward, bool 
   return sent;
 }
 
-std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
+void add_call(std::vector<Traffic>& due, Traffic call, const char* label, int hop = 0) {
+  call.label = label, call.hop = hop;
+  due.push_back(std::move(call));
+}
+
+// The shifts of both directions, and the sum of `own` elements over dp.
+std::vector<Traffic> calls_of_stage(const Case& c, int rank, int64_t own) {
   const Shape s(c);
-  const int64_t stage = stage_of_rank(c, rank), own = s.layers_of(stage);
+  const bool last_first = c.text("backward_order") == "lifo";
   std::vector<Traffic> due;
   for (const bool backward : {false, true}) {
     if (s.stages == 1) break;
-    for (int64_t n : sent_by(s, stage, backward, c.text("backward_order") == "lifo")) {
-      due.push_back(call(Op::shift, backward, n, c.dtype()));
-      due.back().label = name(Axis::pp), due.back().hop = backward ? -1 : +1;
-    }
+    for (int64_t n : sent_by(s, stage_of_rank(c, rank), backward, last_first))
+      add_call(due, call(Op::shift, backward, n, c.dtype()), "pp", backward ? -1 : +1);
   }
-  if (c.ranks(Axis::dp) > 1 && own > 0) {
-    due.push_back(call(Op::all_reduce, true, own * (s.hidden + 1) * s.hidden, wire_of(c)));
-    due.back().label = name(Axis::dp);
-  }
+  if (c.ranks(Axis::dp) > 1 && own > 0)
+    add_call(due, call(Op::all_reduce, true, own, wire_of(c)), "dp");
   return due;
+}
+
+int64_t elements_of_layers(const Case& c, int rank) {
+  const Shape s(c);
+  return s.layers_of(stage_of_rank(c, rank)) * (s.hidden + 1) * s.hidden;
+}
+
+std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
+  return calls_of_stage(c, rank, elements_of_layers(c, rank));
 }
 
 std::vector<Gemm> gemms(const Case& c, int rank) {
@@ -200,26 +225,31 @@ std::vector<Gemm> gemms(const Case& c, int rank) {
 
 // ---- Keys and cases
 
-std::vector<Key> keys() {
-  Key layers = extent("layers", "5", 1, "linears, each [hidden,hidden] with a bias"),
+std::vector<Key> keys_of_stages(const char* layers_by_default) {
+  Key layers = extent("layers", layers_by_default, 1, "linears, each [hidden,hidden] with a bias"),
       rounds = extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1"),
       order{"backward_order", "fifo",
             "microbatches in the backward: in their order (fifo), or the last one first (lifo)"};
   layers.high = 64, rounds.high = 16;
   order.choices = {"fifo", "lifo"};
-  Key kept{"local_grad", "",
-           "type that a stage keeps its sums over microbatches in, as autograd leaves them in the "
-           "storage type; left out: that of accumulation"};
-  kept.choices = {"f64", "f32", "bf16", "f16"};
   return {extent("tokens", "24", 1, "rows of x and y"),
-          extent("hidden", "3", 1, "columns of x and y"),
+          extent("hidden", "3", 1, "columns of what travels"),
           layers,
           extent("micro_batch_size", "7", 1,
                  "own tokens of a microbatch; the last one has what is left"),
           rounds,
           order,
-          kept,
           microbatches_key()};
+}
+
+std::vector<Key> keys() {
+  Key kept{"local_grad", "",
+           "type that a stage keeps its sums over microbatches in, as autograd leaves them in the "
+           "storage type; left out: that of accumulation"};
+  kept.choices = {"f64", "f32", "bf16", "f16"};
+  std::vector<Key> list = keys_of_stages("5");
+  list.push_back(kept);
+  return list;
 }
 
 std::vector<std::string> cases(const std::string& tier) {
@@ -302,11 +332,165 @@ Contract pipeline_stages() {
   return c;
 }
 
+// ---- Tied embedding: operands ids, w, w0, b0, .., y
+
+bool holds_table(const Case& c, int rank) {
+  const int stage = stage_of_rank(c, rank);
+  return stage == 0 || stage + 1 == c.ranks(Axis::pp);
+}
+
+std::vector<Operand> tied_operands(const Case& c) {
+  const Shape s(c);
+  Operand ids{"ids", Operand::index, {c.at("tokens")}, on_stage(0, S(0)), false};
+  ids.dtype_override = *dtype_from(c.text("index")), ids.fixed_dtype = true;
+  ids.below = c.at("vocab");
+  std::vector<Operand> list{ids,
+                            {"w",
+                             Operand::parameter,
+                             {c.at("vocab"), s.hidden},
+                             {{Axis::dp, I()}, {Axis::pp, I(ends_map())}},
+                             true,
+                             1}};
+  add_layers(s, list);
+  list.push_back({"y",
+                  Operand::output,
+                  {c.at("tokens"), c.at("vocab")},
+                  on_stage(s.stages - 1, S(0)),
+                  true,
+                  0});
+  return list;
+}
+
+reference::TiedInputs tied_of(const Case& c, std::span<const Whole> in) {
+  reference::TiedInputs t{
+      {in[0].value.begin(), in[0].value.end()}, c.at("vocab"), c.at("hidden"), in[1].value, {}, {}};
+  for (size_t i = 2; i < in.size(); i += 2) {
+    t.w.push_back(in[i].value);
+    t.b.push_back(in[i + 1].value);
+  }
+  return t;
+}
+
+std::vector<Whole> tied_forward(const Case& c, std::span<const Whole> in,
+                                std::vector<Gauge>* gauges) {
+  const auto t = tied_of(c, in);
+  if (gauges) {
+    const Precision p = precision_of(c, Declared{});
+    *gauges = {replicated::gauge_of(reference::tied_loss(t, rounding_of(c, p)), p)};
+  }
+  return listed(whole({c.at("tokens"), c.at("vocab")}, reference::tied(t)));
+}
+
+std::vector<Whole> tied_backward(const Case& c, std::span<const Whole> in,
+                                 std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+  const auto t = tied_of(c, in);
+  auto d = reference::tied_backward(t, cot[0].value);
+  std::vector<Whole> out{{}};
+  for (auto& value : in_order(d, d.table))
+    out.push_back(whole(in[out.size()].shape, std::move(value)));
+  if (!gauges) return out;
+  const Precision p = precision_of(c, Declared{});
+  const int parts = c.ranks(Axis::dp) * std::min(c.ranks(Axis::pp), 2);
+  auto losses = reference::tied_backward_loss(t, cot[0].value, rounding_of(c, p), parts);
+  *gauges = {{}};
+  for (const auto& loss : in_order(losses, losses.table))
+    gauges->push_back(replicated::gauge_of(loss, p));
+  return out;
+}
+
+// As above with a table before and behind: |logits| <= (h+1)^(L+1) B^(L+2), and a part of a
+// gradient of parameters is T V (h+1)^L products at most, the table's other one T (h+1)^L.
+std::optional<int64_t> tied_range(const Case& c) {
+  const int64_t tokens = c.at("tokens") * c.at("microbatches"), layers = c.at("layers");
+  return range_of_layers(c, std::max(tokens * (c.at("vocab") + 1), c.at("hidden") + 1), layers,
+                         int(layers) + 2);
+}
+
+std::vector<Traffic> tied_traffic(const Case& c, const std::string&, int rank) {
+  const int64_t table = holds_table(c, rank) ? c.at("vocab") * c.at("hidden") : 0;
+  auto due = calls_of_stage(c, rank, table + elements_of_layers(c, rank));
+  if (const int stages = c.ranks(Axis::pp); stages > 1 && table > 0)
+    add_call(due, call(Op::all_reduce, true, table, wire_of(c)), stages > 2 ? "pp:ends" : "pp");
+  return due;
+}
+
+std::vector<Gemm> tied_gemms(const Case& c, int rank) {
+  std::vector<Gemm> due = gemms(c, rank);
+  const Shape s(c);
+  if (stage_of_rank(c, rank) + 1 < s.stages) return due;
+  const int64_t V = c.at("vocab");
+  due.push_back({"Y = X W^T", false, s.tokens, V, s.hidden});
+  due.push_back({"dX = dY W", true, s.tokens, s.hidden, V});
+  due.push_back({"dW = dY^T X", true, V, s.hidden, s.tokens});
+  return due;
+}
+
+std::vector<std::string> tied_cases(const std::string& tier) {
+  const std::string exact = "fill=integers layers=3 hidden=2 ";
+  const auto smoke =
+      crossed({"pipeline_tied"}, {"pp=2 fill=integers layers=2", "pp=4 tokens=6 micro_batch_size=4",
+                                  "pp=2 dp=2 tokens=12 micro_batch_size=4 fill=integers layers=3",
+                                  "pp=2 microbatches=2 tokens=6 micro_batch_size=4 layers=2"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"pipeline_tied", "pipeline_tied pp=2", "pipeline_tied pp=3",
+                                       "pipeline_tied pp=4", "pipeline_tied pp=8"};
+  const std::vector<std::string> grids{
+      "pipeline_tied dp=2", "pipeline_tied pp=2 dp=2 micro_batch_size=5",
+      "pipeline_tied pp=2 dp=2 order=pp,dp micro_batch_size=5",
+      "pipeline_tied pp=4 dp=2 micro_batch_size=5", "pipeline_tied pp=2 dp=4 micro_batch_size=4"};
+  const auto ci = together(
+      {smoke,
+       crossed(ranks, {"", "dtype=f32", exact, "virtual=2", "dtype=bf16", "dtype=f16"}),
+       crossed(grids, {"", exact, "dtype=bf16 grad=f32 wire=f32"}),
+       crossed({"pipeline_tied pp=2", "pipeline_tied pp=4 virtual=2"},
+               {"strides=transposed", "strides=expanded", "index=i32", "backward_order=lifo",
+                "layers=1", "vocab=2", "microbatches=2 tokens=10 micro_batch_size=4",
+                "dtype=f32 acc=f64", "dtype=f32 fill=cancelling",
+                "tokens=40 vocab=5 micro_batch_size=9 " + exact}),
+       {"pipeline_tied pp=2 dtype=f32 fill=large layers=1", "pipeline_tied pp=4 tokens=1",
+        "pipeline_tied pp=2 dp=2 microbatches=3 dtype=bf16 grad=f32 layers=3"}});
+  if (tier != "nightly") return ci;
+  return together(
+      {ci, crossed(crossed({"pipeline_tied pp=5 layers=11", "pipeline_tied pp=8 tokens=16"},
+                           {"", "virtual=2", "virtual=3 backward_order=lifo"}),
+                   {"", "dtype=f32 hidden=9 vocab=50", "dtype=bf16", "seed=2"})});
+}
+
+Contract pipeline_tied() {
+  Contract c;
+  c.name = "pipeline_tied";
+  c.family = "pipeline";
+  c.summary =
+      "the same between an embedding on the first stage and logits on the last, of one table";
+  c.keys = keys_of_stages("4");
+  c.keys.push_back(extent("vocab", "11", 1, "rows of w; ids are below it"));
+  Key index{"index", "i64", "type of the ids"};
+  index.choices = {"i64", "i32"};
+  c.keys.push_back(index);
+  c.precondition = primitives::refused_pipeline_tied;
+  c.operands = tied_operands;
+  c.forward = tied_forward;
+  c.backward = tied_backward;
+  c.traffic = tied_traffic;
+  c.integer_range = tied_range;
+  c.cases = tied_cases;
+  c.gemms = tied_gemms;
+  c.illegal = {"pipeline_tied pp=2 tp=2", "pipeline_tied pp=2 cp=2", "pipeline_tied pp=2 ep=2",
+               "pipeline_tied pp=2 dp=2 tokens=9", "pipeline_tied dp=4 tokens=10"};
+  c.witnesses = {"pipeline_tied pp=2 tokens=5 micro_batch_size=3 layers=2",
+                 "pipeline_tied pp=3 tokens=5 micro_batch_size=3 layers=3",
+                 "pipeline_tied pp=4 tokens=4 micro_batch_size=3",
+                 "pipeline_tied pp=2 dp=2 tokens=8 micro_batch_size=3 layers=2"};
+  return c;
+}
+
 }  // namespace
 
 void family_pipeline(Registry& r) {
   r.add(pipeline_stages());
   add_ours<primitives::PipelineStages>(r, "pipeline_stages");
+  r.add(pipeline_tied());
+  add_ours<primitives::PipelineTied>(r, "pipeline_tied");
 }
 
 }  // namespace shardproof

@@ -215,7 +215,7 @@ bool replicas_hold(const Evidence& e, int shot, Tally& t) {
   return false;
 }
 
-// Every entry of A and B, both scaled by the world: row i input element, column j cotangent
+// Every entry of A and B, both scaled: row i input element, column j cotangent
 // element.
 struct Entries {
   int64_t rows = 0, columns = 0;
@@ -226,7 +226,7 @@ void add_entries(const Evidence& e, int shot, int operand, bool gradient, int64_
                  double* first) {
   const Operand& o = e.operands[size_t(operand)];
   const Layout layout = judging::result_layout(o, gradient);
-  const double weight = double(scaled_weight(layout, e.mesh));
+  const double weight = double(scaled_weight(e, layout));
   const int step = gradient ? 1 : 0;
   static thread_local std::vector<double> local;
   for (int r = 0; r < e.mesh.world(); ++r) {
@@ -281,13 +281,13 @@ Finding entry_finding(const Evidence& e, const Entries& m, int64_t worst, int64_
                       double ratio) {
   const Operand& x = e.operands[0];
   Finding f;
-  const double world = e.mesh.world();
+  const double scale = double(pairing_scale(e));
   f.tensor = judging::tensor_name(x, true);
   f.where = entry_text(e, worst / m.columns, worst % m.columns);
   f.index = judging::coordinates(worst / m.columns, whole_shape(x.shape, x.layout, e.mesh));
   f.numeric = true;
-  f.got = m.b[size_t(worst)] / world;
-  f.want = m.a[size_t(worst)] / world;
+  f.got = m.b[size_t(worst)] / scale;
+  f.want = m.a[size_t(worst)] / scale;
   f.error = std::isfinite(f.got - f.want) ? std::abs(f.got - f.want) : infinity;
   f.ratio = infinity;
   f.wrong = wrong;
@@ -320,14 +320,14 @@ void judge_entries(const Evidence& e, Tally& t) {
 }
 
 Finding pairing_finding(const Evidence& e, const Pairing& p, const std::string& probe, int input) {
-  const long double world = e.mesh.world();
+  const long double scale = pairing_scale(e);
   Finding f;
   f.tensor = judging::tensor_name(e.operands[size_t(input)], true);
   f.numeric = true;
-  f.got = double(p.rhs.value() / world);
-  f.want = double(p.lhs.value() / world);
+  f.got = double(p.rhs.value() / scale);
+  f.want = double(p.lhs.value() / scale);
   f.error = std::isfinite(f.got - f.want) ? std::abs(f.got - f.want) : infinity;
-  f.bound = double(p.tolerance() / world);
+  f.bound = double(p.tolerance() / scale);
   f.ratio = f.bound > 0 && std::isfinite(f.error) ? f.error / f.bound : infinity;
   f.message =
       p.complete

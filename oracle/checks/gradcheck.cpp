@@ -147,7 +147,7 @@ long double phi_of_reference(const Evidence& e, const Feed& feed, const std::vec
   long double sum = 0;
   for (size_t o = 0; o < outputs.size(); ++o) {
     const Operand& what = e.operands[size_t(e.inputs) + o];
-    const int64_t weight = scaled_weight(what.layout, e.mesh);
+    const int64_t weight = scaled_weight(e, what.layout);
     for (int r = 0; r < e.mesh.world(); ++r) {
       if (!leads(what.layout, e.mesh, r)) continue;
       const auto from = denoted_indices(what.shape, what.layout, e.mesh, r),
@@ -157,7 +157,7 @@ long double phi_of_reference(const Evidence& e, const Feed& feed, const std::vec
           sum += (long double)outputs[o].value[size_t(from[i])] * factor * weight;
     }
   }
-  return sum / e.mesh.world();
+  return sum / pairing_scale(e);
 }
 
 // By how much phi may be off where every output is within its bound.
@@ -170,7 +170,7 @@ long double rounding_of_phi(const Evidence& e, const Feed& feed, const std::vect
     const auto bound = bound_of(e, feed, what, false, outputs[o], judging::gauge_of(gauges, o));
     sum += slack(e, what, false, bound, y[o]);
   }
-  return sum / e.mesh.world();
+  return sum / pairing_scale(e);
 }
 
 // phi of the subject.
@@ -178,8 +178,8 @@ std::optional<Value> phi_of_subject(const Evidence& e, int shot, const std::vect
   Dot sum;
   for (size_t o = 0; o < y.size(); ++o)
     if (!add_dots(e, shot, 0, e.inputs + int(o), false, y[o], +1, sum)) return std::nullopt;
-  const long double value = sum.value() / e.mesh.world();
-  return Value{value, sum.error() / e.mesh.world() + std::abs(value) * 0x1p-62L};
+  const long double value = sum.value() / pairing_scale(e);
+  return Value{value, sum.error() / pairing_scale(e) + std::abs(value) * 0x1p-62L};
 }
 
 // ---- plan
@@ -350,8 +350,8 @@ std::optional<Value> analytic(const Evidence& e, const Course& c, int operand) {
   const Truth& truth = e.truth(c.at);
   const Gauge& gauge = judging::gauge_of(truth.gradient_gauges, size_t(operand));
   const auto bound = bound_of(e, c.at, o, true, truth.gradients.at(size_t(operand)), gauge);
-  const long double world = e.mesh.world();
-  return Value{sum.value() / world, (slack(e, o, true, bound, v) + sum.error()) / world};
+  const long double scale = pairing_scale(e);
+  return Value{sum.value() / scale, (slack(e, o, true, bound, v) + sum.error()) / scale};
 }
 
 struct Tally {

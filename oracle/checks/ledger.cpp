@@ -21,12 +21,18 @@ bool in_phase(const LedgerEntry& c, bool backward) {
                   : c.phase == Phase::forward;
 }
 
-// "tp" or "rep,cp" -> its members through the rank; "world" -> all. Empty for a part of a group
-// ("tp/2"), whose members its label alone does not give.
+// "tp" or "rep,cp" -> its members through the rank; "world" -> all; "pp:ends" -> the first and the
+// last of them. Empty for another part of a group ("tp/2"), whose members its label alone does not
+// give.
 std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank) {
   std::vector<int> members;
   if (label == "world") {
     for (int r = 0; r < mesh.world(); ++r) members.push_back(r);
+    return members;
+  }
+  if (constexpr std::string_view ends = ":ends"; label.ends_with(ends)) {
+    members = members_of(label.substr(0, label.size() - ends.size()), mesh, rank);
+    if (members.size() > 2) members = {members.front(), members.back()};
     return members;
   }
   std::vector<Axis> axes;

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "fixtures/sharding.hpp"
@@ -30,18 +31,19 @@ bool in_units(double v, int64_t& units) {
 
 constexpr __int128 most_units = static_cast<__int128>(1) << 126;
 
-// Whether a rank is the first one on each axis with a placement of that kind.
+// Whether a rank is the first one, of those that hold a copy, on each axis with a placement of that
+// kind.
 template <class OfKind>
 bool is_first(const Layout& layout, const Mesh& mesh, int rank, const OfKind& of_kind) {
   for (const auto& [axis, placement] : layout)
-    if (of_kind(placement) && mesh.coordinate(rank, axis) > 0) return false;
+    if (of_kind(placement) &&
+        place_of_copy(placement, mesh.size(axis), mesh.coordinate(rank, axis)) != 0)
+      return false;
   return true;
 }
 
 bool holds_first_copy(const Layout& layout, const Mesh& mesh, int rank) {
-  return is_first(layout, mesh, rank, [](const Placement& p) {
-    return p.kind == Placement::invariant || p.kind == Placement::replicate;
-  });
+  return is_first(layout, mesh, rank, equal_bits);
 }
 
 // The layout of what a rank is fed of an operand.
@@ -125,7 +127,7 @@ void add_products(const Evidence& e, int operand, bool gradient, const Dual& wit
                   std::vector<PairedResult>& results) {
   const Operand& o = e.operands[size_t(operand)];
   const Layout layout = result_layout(o, gradient);
-  const int64_t weight = scaled_weight(layout, e.mesh);
+  const int64_t weight = scaled_weight(e, layout);
   std::vector<const ResultTensor*> tensors(results.size());
   std::vector<double> dual_local;
   for (int r = 0; r < e.mesh.world(); ++r) {
@@ -192,7 +194,7 @@ long double slack(const Evidence& e, const Operand& o, bool gradient,
         sum += (long double)bound(denoted[i]) * std::abs(dual_values.value[size_t(whole[i])]);
     });
   }
-  return sum * scaled_weight(layout, e.mesh);
+  return sum * scaled_weight(e, layout);
 }
 
 void Dot::round() {
@@ -295,8 +297,20 @@ double Pairing::ratio() const {
   return double(r / l);
 }
 
-int64_t scaled_weight(const Layout& layout, const Mesh& mesh) {
-  return std::llround(mesh.world() * pairing_weight(layout, mesh));
+int64_t pairing_scale(const Evidence& e) {
+  int64_t common = 1;
+  for (const Operand& o : e.operands) {
+    int64_t held = 1;
+    for (const auto& [axis, placement] : o.layout)
+      if (placement.kind == Placement::invariant && placement.map)
+        held *= copies(placement, e.mesh.size(axis));
+    common = std::lcm(common, held);
+  }
+  return e.mesh.world() * common;
+}
+
+int64_t scaled_weight(const Evidence& e, const Layout& layout) {
+  return std::llround(double(pairing_scale(e)) * pairing_weight(layout, e.mesh));
 }
 
 std::vector<double> filled(const Evidence& e, const Feed& feed, int operand, bool cotangent) {

@@ -39,8 +39,9 @@ class Dot {
   int64_t products_ = 0;
 };
 
-// Both sides are scaled by the number of ranks of the world, so that the weight 1/p of a type I is
-// a whole number and a pairing of integers stays exact.
+// Both sides are scaled by the number of ranks of the world, and by how many of an axis hold a copy
+// where not all do, so that the weight of a type I is a whole number and a pairing of integers
+// stays exact.
 struct Pairing {
   Dot lhs, rhs;                   // <A x, y> over all outputs; <x, B y> of one input
   long double allowed = 0;        // of |lhs - rhs|, scaled alike; 0 on exact data
@@ -51,8 +52,9 @@ struct Pairing {
   double ratio() const;  // rhs/lhs; 1 for 0/0, infinite for a/0
 };
 
-// World times the pairing weight of a layout: how often a local dot counts in a scaled sum.
-int64_t scaled_weight(const Layout&, const Mesh&);
+int64_t pairing_scale(const Evidence&);
+// The scale times the pairing weight of a layout: how often a local dot counts in a scaled sum.
+int64_t scaled_weight(const Evidence&, const Layout&);
 
 // Whole (stacked) values of an input, or of the cotangent of an output, as the fill draws them:
 // kept with the line while they are few.
@@ -64,12 +66,12 @@ Whole drawn(const Evidence&, const Feed&, int operand, bool cotangent);
 // Ranks whose denoted values count: of a P group the first.
 bool leads(const Layout&, const Mesh&, int rank);
 
-// sum += sign * w * sum over ranks <result, dual>, scaled by the world; `dual_values` are whole.
+// sum += sign * w * sum over ranks <result, dual>, scaled; `dual_values` are whole.
 // False where a result is missing.
 bool add_dots(const Evidence&, int shot, int step, int operand, bool gradient,
               const Whole& dual_values, int sign, Dot& sum);
 
-// w * sum over ranks of bound * |dual|, scaled by the world: by how much such a sum may be off when
+// w * sum over ranks of bound * |dual|, scaled: by how much such a sum may be off when
 // each element is within its bound (of what is denoted).
 long double slack(const Evidence&, const Operand&, bool gradient,
                   const std::function<double(int64_t)>& bound, const Whole& dual_values);

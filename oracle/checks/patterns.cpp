@@ -37,10 +37,10 @@ std::set<int> wrong_ranks(const Wrongness& w) {
 std::pair<std::string, int> copies(const Wrongness& w) {
   std::pair<std::string, int> found{"", 1};
   for (const auto& [axis, p] : w.layout) {
-    const bool copied = p.kind == Placement::invariant || p.kind == Placement::replicate;
-    if (!copied || w.mesh->size(axis) == 1) continue;
+    const int held = copies(p, w.mesh->size(axis));
+    if (!equal_bits(p) || held == 1) continue;
     found.first += (found.first.empty() ? "" : "*") + std::string(name(axis));
-    found.second *= w.mesh->size(axis);
+    found.second *= held;
   }
   return found;
 }

@@ -21,10 +21,6 @@ namespace {
 constexpr const char* rounding_shot = "replica:normal";
 constexpr const char* draws_shot = "replica:draws";
 
-bool equal_bits(const Placement& p) {
-  return p.kind == Placement::invariant || p.kind == Placement::replicate;
-}
-
 std::vector<Axis> replicated_axes(const Layout& layout, const Mesh& mesh) {
   std::vector<Axis> axes;
   for (const auto& [axis, placement] : layout)
@@ -43,8 +39,10 @@ int widest(std::span<const Operand> operands, const Mesh& mesh, const Declared& 
   for (const Operand& o : operands)
     for (bool gradient : {false, true}) {
       if (!is_result(o, gradient, declared)) continue;
-      const auto axes = replicated_axes(judging::result_layout(o, gradient), mesh);
-      if (!axes.empty()) ranks = std::max(ranks, int(mesh.group(axes, 0).size()));
+      const Layout layout = judging::result_layout(o, gradient);
+      const auto axes = replicated_axes(layout, mesh);
+      for (const auto& group : mesh.holders(layout, axes))
+        ranks = std::max(ranks, int(group.size()));
     }
   return ranks;
 }
@@ -198,10 +196,11 @@ judging::Agreement judging::same_replicas(const Evidence& e, int shot) {
   Agreement t;
   for (const ResultTensor& first : e.record(0, shot).results) {
     const Operand& o = e.operands[size_t(first.operand)];
-    const auto axes = replicated_axes(judging::result_layout(o, first.gradient), e.mesh);
+    const Layout layout = judging::result_layout(o, first.gradient);
+    const auto axes = replicated_axes(layout, e.mesh);
     if (axes.empty()) continue;
     bool reported = false;
-    for (const auto& group : e.mesh.groups(axes)) {
+    for (const auto& group : e.mesh.holders(layout, axes)) {
       const ResultTensor* leader =
           e.result(group[0], shot, first.step, first.operand, first.gradient);
       bool agree = leader != nullptr;

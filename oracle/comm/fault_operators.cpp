@@ -37,8 +37,24 @@ const Group* Bench::same_sized_other(const Group& g) {
   return known->second.get();
 }
 
+namespace {
+std::vector<int> sorted(std::vector<int> v) { return std::sort(v.begin(), v.end()), v; }
+}  // namespace
+
+bool Bench::cuts_the_world(const Group& g) const {
+  if (!state.mesh) return true;
+  std::vector<Axis> all = state.mesh->order();
+  all.insert(all.end(), {Axis::kv, Axis::rep});
+  for (unsigned set = 0; set < 1u << all.size(); ++set) {
+    std::vector<Axis> axes;
+    for (size_t i = 0; i < all.size(); ++i)
+      if (set >> i & 1) axes.push_back(all[i]);
+    if (sorted(state.mesh->group(axes, state.rank)) == sorted(g.members)) return true;
+  }
+  return false;
+}
+
 std::unique_ptr<Group> Bench::find_other(const Group& g) const {
-  const auto sorted = [](std::vector<int> v) { return std::sort(v.begin(), v.end()), v; };
   const std::vector<Axis>& order = state.mesh->order();
   for (int wanted = 1; wanted <= int(order.size()); ++wanted)
     for (unsigned set = 1; set < 1u << order.size(); ++set) {
@@ -167,7 +183,7 @@ const Group* wrong_group(Bench& b, const Flight& f) {
   return fits_any_group(f.call) ? b.same_sized_other(*f.call.group) : nullptr;
 }
 const Group* world_group(Bench& b, const Flight& f) {
-  return f.p() < b.state.size ? b.whole_world() : nullptr;
+  return f.p() < b.state.size && b.cuts_the_world(*f.call.group) ? b.whole_world() : nullptr;
 }
 
 // Whether all members of another group hold as much as this rank does: a call whose counts differ

@@ -59,6 +59,9 @@ class Bench {
 
   void call(const Call&, const View& in, const View& out, Stream);  // start and wait
   const Group* whole_world();
+  // Whether the group is one of the mesh: then every rank of the world is in one that makes the
+  // call.
+  bool cuts_the_world(const Group&) const;
   // The group of another set of axes of the mesh, of the same size; null where there is none. The
   // fewest axes first, in the order of the mesh, so that every rank chooses the same set.
   const Group* same_sized_other(const Group&);

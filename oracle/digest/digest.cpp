@@ -59,7 +59,7 @@ void add_dissenters(std::span<const int> group, std::span<const Hash_> by_rank,
 template <class Hash_>
 std::vector<int> parted_of(const Mesh& mesh, const Layout& layout, std::span<const Hash_> by_rank) {
   std::vector<int> apart;
-  for (const auto& group : mesh.groups(axes_of(layout, is_copy)))
+  for (const auto& group : mesh.holders(layout, axes_of(layout, is_copy)))
     add_dissenters(group, by_rank, apart);
   std::sort(apart.begin(), apart.end());
   return apart;

@@ -224,6 +224,86 @@ struct Averaged final : PipelineStages {
   }
 };
 
+// ---- The table at both ends
+
+// Each end keeps its own part: the copies part, too.
+struct TableLeftApart final : PipelineTied {
+  void reduce_table(Pass& pass, const View& of_stage) override {
+    coalesced_all_reduce(pass.p, Parts{{of_stage, pass.gradients[1]}}, std::vector<Axis>{});
+  }
+};
+
+struct TableAveraged final : PipelineTied {
+  void reduce_table(Pass& pass, const View& of_stage) override {
+    coalesced_all_reduce(pass.p, Parts{{of_stage, pass.gradients[1]}}, ends_of(pass.p, pass.stage),
+                         Reduce::avg);
+  }
+};
+
+// Summed by the hook of the embedding and by that of the logits: on one stage both find one tensor.
+struct TableSummedTwice final : PipelineTied {
+  void reduce_table(Pass& pass, const View& of_stage) override {
+    const View once = pass.p.workspace(of_stage.dtype, of_stage.shape);
+    coalesced_all_reduce(pass.p, Parts{{of_stage, once}}, ends_of(pass.p, pass.stage));
+    if (pass.stage.stages == 1) scale(once, once, 2);
+    coalesced_all_reduce(pass.p, Parts{{once, pass.gradients[1]}}, ends_of(pass.p, pass.stage));
+  }
+};
+
+// Over all stages; those between hold no table, and give zeros.
+struct TableSummedOverAllStages final : PipelineTied {
+  void reduce(Pass& pass, const Parts& layers) override {
+    PipelineTied::reduce(pass, layers);
+    if (holds_table(pass.stage)) return;
+    const int64_t elements = pass.p.rank.line().at("vocab") * pass.p.rank.line().at("hidden");
+    const View zeros = pass.p.workspace(pass.p.wire, {elements});
+    set_zero(zeros);
+    pass.p.rank.along(Axis::pp).all_reduce(zeros, zeros);
+  }
+  void reduce_table(Pass& pass, const View& of_stage) override {
+    coalesced_all_reduce(pass.p, Parts{{of_stage, pass.gradients[1]}}, pass.p.rank.along(Axis::pp));
+  }
+};
+
+// Only the first stage's gradient is the sum: the last one steps by its own part.
+struct TableSumOnTheFirstStage final : PipelineTied {
+  void reduce_table(Pass& pass, const View& of_stage) override {
+    PipelineTied::reduce_table(pass, of_stage);
+    if (pass.stage.own > 0) convert(of_stage, pass.gradients[1]);
+  }
+};
+
+// The shared weight is on no stage's list of what is reduced over dp.
+struct TableNotReducedOverDp final : PipelineTied {
+  void reduce(Pass& pass, const Parts& layers) override {
+    PipelineStages::reduce(pass, layers);
+    if (holds_table(pass.stage)) reduce_table(pass, pass.sums[1]);
+  }
+};
+
+// Logits take the gradient, the embedding that is looked up gives none.
+struct RowsGiveNoGradient final : PipelineTied {
+  void add_rows(Pass&, const View&) override {}
+};
+
+// The embedding's part takes the place of the logits' on a stage that has both.
+struct RowsOverwriteLogits final : PipelineTied {
+  void add_rows(Pass& pass, const View& of_ids) override { convert(of_ids, pass.sums[1]); }
+};
+
+// The last stage makes its copy once and computes with it ever after.
+class StaleTable final : public PipelineTied {
+  View table(Pass& pass) const override {
+    const View now = PipelineTied::table(pass);
+    if (!copy_.view().data) {
+      copy_ = Kept(now.dtype, now.shape);
+      convert(now, copy_.view());
+    }
+    return copy_.view();
+  }
+  mutable Kept copy_;
+};
+
 using controls::Row;
 using controls::twin;
 
@@ -309,6 +389,37 @@ const Row rows[] = {
     {"pipeline_stages", "pipeline_averaged", twin<Averaged>, "gradient,adjoint,ledger",
      "forward,replica", "meta-pytorch/torchtune 2172",
      "pp=2 dp=2 tokens=8 micro_batch_size=2 layers=3", "copies over dp; ratio 1/dp"},
+
+    {"pipeline_tied", "pipeline_table_left_apart", twin<TableLeftApart>, "gradient,replica,ledger",
+     "forward", "uw-syfi/piper 13", "pp=2 tokens=5 micro_batch_size=3 layers=2",
+     "2 copies of the table"},
+    {"pipeline_tied", "pipeline_table_averaged", twin<TableAveraged>, "gradient,ledger",
+     "forward,replica,lockstep", "an all-reduce that divides by its group, as DDP's does",
+     "pp=3 tokens=5 micro_batch_size=3 layers=3", "2 copies of the table; ratio 1/2"},
+    {"pipeline_tied", "pipeline_table_summed_twice", twin<TableSummedTwice>, "gradient,ledger",
+     "forward,replica,lockstep", "pytorch/pytorch 51931",
+     "pp=2 tokens=5 micro_batch_size=3 layers=2", "2 copies of the table; ratio 2"},
+    {"pipeline_tied", "pipeline_table_summed_twice_on_one_stage", twin<TableSummedTwice>,
+     "gradient", "forward", "NVIDIA/Megatron-LM 299", "tokens=5 micro_batch_size=3 layers=2",
+     "one stage that is first and last; ratio 2"},
+    {"pipeline_tied", "pipeline_table_summed_over_all_stages", twin<TableSummedOverAllStages>,
+     "ledger", "forward,gradient,replica", "NVIDIA-NeMo/Megatron-Bridge 954",
+     "pp=3 tokens=5 micro_batch_size=3 layers=3", "3 stages"},
+    {"pipeline_tied", "pipeline_table_sum_on_the_first_stage", twin<TableSumOnTheFirstStage>,
+     "gradient,replica", "forward,ledger,lockstep", "NVIDIA/Megatron-LM 656",
+     "pp=4 tokens=4 micro_batch_size=3", "2 copies of the table"},
+    {"pipeline_tied", "pipeline_table_not_reduced_over_dp", twin<TableNotReducedOverDp>,
+     "gradient,replica,ledger", "forward", "NVIDIA/Megatron-LM 844",
+     "pp=2 dp=2 tokens=8 micro_batch_size=3 layers=2", "copies over dp"},
+    {"pipeline_tied", "pipeline_rows_give_no_gradient", twin<RowsGiveNoGradient>, "gradient",
+     "forward,replica,ledger,lockstep", "NVIDIA/TransformerEngine 3437",
+     "pp=2 tokens=5 micro_batch_size=3 layers=2", "both parts of the table's gradient"},
+    {"pipeline_tied", "pipeline_rows_overwrite_logits", twin<RowsOverwriteLogits>, "gradient",
+     "forward,ledger", "NVIDIA/TransformerEngine 3437", "tokens=5 micro_batch_size=3 layers=2",
+     "one stage that is first and last"},
+    {"pipeline_tied", "pipeline_stale_table", twin<StaleTable>, "accumulate", "forward,gradient",
+     "NVIDIA/Megatron-LM 656", "pp=2 tokens=5 micro_batch_size=3 layers=2",
+     "a second forward on another table"},
 };
 
 }  // namespace

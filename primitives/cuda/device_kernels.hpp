@@ -89,6 +89,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
     DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
     DeviceKernel{"pipeline_stages", ours<primitives::PipelineStages>},
+    DeviceKernel{"pipeline_tied", ours<primitives::PipelineTied>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},
     DeviceKernel{"norm_sequence", ours<primitives::NormSequence>},
     DeviceKernel{"block", ours<primitives::Block>},

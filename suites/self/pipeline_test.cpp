@@ -13,7 +13,7 @@
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
 #include "primitives/pipeline.hpp"
-#include "reference/stack.hpp"
+#include "reference/tied.hpp"
 #include "suites/self/foreign.hpp"
 #include "suites/self/on_threads.hpp"
 
@@ -72,14 +72,47 @@ TEST(Stack, ErrorsGrowByHand) {
   reference::Rounding r;
   r.accumulate = u, r.store = v;
   EXPECT_NEAR(reference::stack_loss(in, r).error[0], 2 * u + (2 * u + v), u / 100);
-  const auto loss = reference::stack_backward_loss(in, one, r);
+  const auto loss = reference::stack_backward_loss(in, reference::certain(one), r);
   EXPECT_NEAR(loss.w[1].error[0], 2 * u + (2 * u + v), u / 100);
   EXPECT_NEAR(loss.w[0].error[0], 2 * u + (u + v), u / 100);
   EXPECT_NEAR(loss.x.error[0], u + (u + v), u / 100);
   // Two parts of a sum travel: each is rounded, and they are added.
   r.ranks = 2, r.wire = v;
-  EXPECT_NEAR(reference::stack_backward_loss(in, one, r).w[0].error[0], 3 * u + v + 2 * v,
-              5 * v * v);
+  EXPECT_NEAR(reference::stack_backward_loss(in, reference::certain(one), r).w[0].error[0],
+              3 * u + v + 2 * v, 5 * v * v);
+}
+
+// Ids 1, 0, 1 on a table of one column; one layer, x -> 2 x + 1.
+TEST(Tied, IsFollowedByHand) {
+  const Doubles table{3, 5}, w{2}, b{1}, g{1, 0, 0, 10, 100, 0};
+  const reference::TiedInputs in{{1, 0, 1}, 2, 1, table, {w}, {b}};
+  // X_1 = 11, 7, 11; logits are 3 and 5 times that.
+  EXPECT_EQ(reference::tied(in), (Doubles{33, 55, 21, 35, 33, 55}));
+  const auto d = reference::tied_backward(in, g);
+  // The cotangent of X_1 is 1 3, 10 5, 100 3, and that of X_0 twice as much.
+  EXPECT_EQ(d.b[0], (Doubles{3 + 50 + 300}));
+  EXPECT_EQ(d.w[0], (Doubles{3 * 5 + 50 * 3 + 300 * 5}));
+  // Logits: 1 11 + 100 11 and 10 7; rows: 2 50 of id 0, 2 3 + 2 300 of id 1.
+  EXPECT_EQ(d.table, (Doubles{11 + 1100 + 100, 70 + 6 + 600}));
+}
+
+// One token, all factors 1, to first order: X_1 is stored, 2 u + v; its cotangent u + v and that of
+// X_0 one more product and store; logits' part and rows' part are added, 1 + 1.
+TEST(Tied, ErrorsGrowByHand) {
+  constexpr double u = 0x1p-20, v = 0x1p-12;
+  const Doubles one{1}, zero{0};
+  const reference::TiedInputs in{{0}, 1, 1, one, {one}, {zero}};
+  reference::Rounding r;
+  r.accumulate = u, r.store = v;
+  const double small = 10 * v * v;
+  EXPECT_NEAR(reference::tied_loss(in, r).error[0], 2 * u + (2 * u + v), small);
+  const double logits = 2 * u + (2 * u + v), rows = 2 * u + (2 * u + 2 * v), added = 2 * u;
+  EXPECT_NEAR(reference::tied_backward_loss(in, one, r, 1).table.error[0], logits + rows + added,
+              small);
+  // Two parts travel in a type of roundoff v: twice the sum of both.
+  r.wire = v;
+  EXPECT_NEAR(reference::tied_backward_loss(in, one, r, 2).table.error[0],
+              logits + rows + added + 2 * v * 2, 2 * small);
 }
 
 // ---- Layers
@@ -354,6 +387,90 @@ TEST(PipelineTwins, DoWhatTheirNamesSay) {
   EXPECT_EQ(run_two_stages("pipeline_detached_between_stages").w1, (Doubles{73}));
   EXPECT_EQ(run_two_stages("pipeline_stale_gradient_sent").w0, (Doubles{1 + 2 + 3 + 4}));
   EXPECT_EQ(run_two_stages("pipeline_input_gradient_not_returned").x, (Doubles{0, 0, 0, 0}));
+}
+
+// ---- The table at both ends
+
+const Contract& tied() { return family().contract("pipeline_tied"); }
+Case tied_line(const std::string& words) { return parse("pipeline_tied " + words, family()); }
+
+TEST(TiedTable, LiesOnTheFirstAndTheLastStage) {
+  const Case line = tied_line("pp=4 dp=2");
+  const Operand w = tied().operands(line)[1];
+  ASSERT_EQ(w.name, "w");
+  Rows rows;
+  for (int rank = 0; rank < 8; ++rank)
+    rows.push_back(local_shape(w.shape, w.layout, line.mesh(), rank)[0]);
+  EXPECT_EQ(rows, (Rows{11, 11, 0, 0, 0, 0, 11, 11}));
+  EXPECT_EQ(text(w.layout), "dp:I pp:I(ends)");
+  // Two copies on pp, two on dp: a quarter each.
+  EXPECT_EQ(pairing_weight(w.layout, line.mesh()), 0.25);
+  EXPECT_EQ(line.mesh().holders(w.layout, {Axis::pp}),
+            (std::vector<std::vector<int>>{{0, 6}, {1, 7}}));
+  EXPECT_EQ(line.mesh().holders(w.layout, {Axis::dp}),
+            (std::vector<std::vector<int>>{{0, 1}, {6, 7}}));
+  // One stage is both ends, and has one copy.
+  EXPECT_EQ(pairing_weight(w.layout, tied_line("").mesh()), 1);
+  EXPECT_EQ(pairing_weight(w.layout, tied_line("pp=2").mesh()), 0.5);
+}
+
+std::vector<std::string> sums(const std::string& words, int rank) {
+  std::vector<std::string> list;
+  for (const Traffic& t : tied().traffic(tied_line(words), "", rank))
+    if (t.op == Op::all_reduce)
+      list.push_back(t.label + " " + std::to_string(t.count) + " " + name(t.dtype));
+  return list;
+}
+
+TEST(TiedTable, IsSummedOverBothEnds) {
+  const std::string words = "tokens=8 hidden=3 vocab=7 layers=4 wire=f32 ";
+  EXPECT_EQ(sums(words, 0), Calls{});
+  EXPECT_EQ(sums(words + "pp=2", 0), (Calls{"pp 21 f32"}));
+  EXPECT_EQ(sums(words + "pp=4", 0), (Calls{"pp:ends 21 f32"}));
+  EXPECT_EQ(sums(words + "pp=4", 2), Calls{});
+  EXPECT_EQ(sums(words + "pp=4", 3), (Calls{"pp:ends 21 f32"}));
+  // With the two layers' 2 (9 + 3) over dp before.
+  EXPECT_EQ(sums(words + "pp=2 dp=2", 0), (Calls{"dp 45 f32", "pp 21 f32"}));
+}
+
+// The table of two stages, a layer of one column on each that changes nothing, ids 1, 0, 1, 1.
+Doubles gradient_of_table(int stages, const std::string& control = "") {
+  const Case line = tied_line("layers=2 hidden=1 vocab=2 tokens=4 micro_batch_size=2 pp=" +
+                              std::to_string(stages));
+  const auto make = [&] {
+    for (const Control& c : family().controls())
+      if (c.name == control) return c.make();
+    return family().subject("pipeline_tied", "").make();
+  };
+  const auto run = testing::run_kernels(line, tied().operands(line), make,
+                                        {{1, 0, 1, 1}, {3, 5}, {1}, {0}, {1}, {0}},
+                                        {{1, 0, 0, 10, 0, 0, 0, 0}}, [](int, Kernel&) {});
+  for (const std::string& thrown : run.thrown) EXPECT_EQ(thrown, "");
+  EXPECT_EQ(run.outputs[0], (Doubles{15, 25, 9, 15, 15, 25, 15, 25}));
+  return run.gradients[1];
+}
+
+// Logits: 1 5 to row 0, 10 3 to row 1. Rows: the cotangent of token 0 is 1 3 and adds to row 1,
+// that of token 1 is 10 5 and adds to row 0.
+TEST(TiedTable, HasAGradientOfTwoParts) {
+  const Doubles both{5 + 50, 30 + 3};
+  for (int stages : {1, 2, 3}) EXPECT_EQ(gradient_of_table(stages), both) << stages;
+  EXPECT_EQ(gradient_of_table(2, "pipeline_table_averaged"), (Doubles{55 / 2.0, 33 / 2.0}));
+  EXPECT_EQ(gradient_of_table(2, "pipeline_table_summed_twice"), (Doubles{110, 66}));
+  EXPECT_EQ(gradient_of_table(1, "pipeline_table_summed_twice"), (Doubles{110, 66}));
+  EXPECT_EQ(gradient_of_table(3, "pipeline_table_summed_over_all_stages"), both);
+  EXPECT_EQ(gradient_of_table(2, "pipeline_rows_give_no_gradient"), (Doubles{5, 30}));
+  EXPECT_EQ(gradient_of_table(1, "pipeline_rows_overwrite_logits"), (Doubles{50, 3}));
+}
+
+TEST(TiedTable, IntegersFitBothEnds) {
+  // T (V + 1) (h + 1)^L = 4 3 2 terms of 3 factors at most: 24 B^3 <= 2^11.
+  EXPECT_EQ(
+      tied().integer_range(tied_line("tokens=4 vocab=2 hidden=1 layers=1 dtype=f16 fill=integers")),
+      4);
+  for (const char* tier : {"smoke", "ci", "nightly"})
+    for (const std::string& line : tied().cases(tier))
+      EXPECT_FALSE(tied().precondition(parse(line, family()))) << line;
 }
 
 // ---- On ranks

@@ -101,7 +101,7 @@ TEST(Sharp, AdjointOnRoundingData) {
     const Feed& feed = play.e.shots[size_t(shot)].feeds[0];
     const Pairing p = pairings_of(play.e, shot, {{}})[0];
     const Whole y = drawn(play.e, feed, 1, /*cotangent=*/true);
-    const double weight = double(scaled_weight(play.e.operands[1].layout, play.e.mesh));
+    const double weight = double(scaled_weight(play.e, play.e.operands[1].layout));
     const double shift = double(bounds * p.tolerance()) / (weight * y.value[5]);
     play.set(1, false, 5, play.get(1, false, 5, shot) + shift, shot);
     return play.judge_again("adjoint").verdict;
