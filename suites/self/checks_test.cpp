@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "fixtures/index_maps.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/pairing.hpp"
 #include "oracle/checks/patterns.hpp"
@@ -1030,6 +1031,32 @@ TEST(Replica, GroupsOfAnotherAxisDoNotCount) {
   const CheckResult r = play.judge_again("replica");
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_EQ(r.findings[0].where.rfind("y[dp=1]", 0), 0u) << r.findings[0].where;
+}
+
+// Both ends of three ranks hold a copy: they are compared, and a pairing counts each half.
+TEST(Replica, OfCopiesOnSomeRanksComparesThese) {
+  const Layout ends = on_tp(I(ends_map()));
+  Play play(contract({2, 3}, ends, ends), "tp=3", same(), same());
+  EXPECT_EQ(play.judge("replica").verdict, Verdict::passed);
+  play.set(2, false, 4, 77777);
+  const CheckResult r = play.judge_again("replica");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].ranks, std::vector<int>{2});
+  EXPECT_EQ(r.findings[0].where, "y[1,1]");
+
+  Play right(contract({2, 3}, ends, ends), "tp=3", same(), same());
+  EXPECT_EQ(right.judge("adjoint").verdict, Verdict::passed);
+  EXPECT_EQ(pairing_scale(right.e), 3 * 2);
+  const auto doubled = [](const Locals& x) {
+    Locals y = x;
+    for (auto& local : y)
+      for (double& v : local) v *= 2;
+    return y;
+  };
+  Play wrong(contract({2, 3}, ends, ends), "tp=3", same(), doubled);
+  const CheckResult twice = wrong.judge("adjoint");
+  ASSERT_EQ(twice.verdict, Verdict::failed);
+  EXPECT_EQ(twice.findings[0].got, 2 * twice.findings[0].want);
 }
 
 TEST(Replica, NotDueWhereNothingIsReplicated) {

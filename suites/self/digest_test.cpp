@@ -310,6 +310,16 @@ TEST(DigestReplicas, TheMinorityIsNamedAndShardsAddUpBesideIt) {
   EXPECT_TRUE(same(whole_of(mesh, layout, digests, 3), whole(x)));
 }
 
+TEST(DigestReplicas, RanksWithoutACopyAreNotAsked) {
+  const Mesh mesh({{Axis::pp, 3}});
+  const Layout ends{{Axis::pp, I(ends_map())}};
+  auto digests = of_shards(numbers(6), {6}, ends, mesh);
+  EXPECT_FALSE(same(digests[0], digests[1]));
+  EXPECT_TRUE(parted(mesh, ends, digests).empty());
+  digests[2].lane[0] ^= 1;
+  EXPECT_EQ(parted(mesh, ends, digests), (std::vector<int>{2}));
+}
+
 // ---- Forms
 
 #ifdef SHARDPROOF_DIGEST_VECTORS

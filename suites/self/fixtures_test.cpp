@@ -17,6 +17,7 @@
 
 #include "fixtures/dtype.hpp"
 #include "fixtures/fills.hpp"
+#include "fixtures/index_maps.hpp"
 #include "fixtures/placement.hpp"
 #include "fixtures/places.hpp"
 #include "fixtures/random.hpp"
@@ -960,6 +961,34 @@ TEST(Sharding, ElementsAreNamedInGlobalCoordinates) {
   EXPECT_EQ(index_text("b", 6, Ints{7}, {{Axis::tp, R()}, {Axis::dp, I()}}, mesh, true), "b[6]");
   EXPECT_EQ(index_text("loss", 0, Ints{}, {{Axis::tp, R()}, {Axis::dp, I()}}, mesh, true), "loss");
   EXPECT_COMPLAINT(index_text("b", 7, Ints{7}, {}, Mesh(), true), "b[7]");
+}
+
+// Both ends of an axis hold a copy, and nobody between.
+TEST(Sharding, ATensorMayHaveCopiesOnSomeRanks) {
+  const Placement ends = I(ends_map());
+  EXPECT_EQ(extents_of(ends_map(), 5, 4), (Ints{5, 0, 0, 5}));
+  EXPECT_EQ(extents_of(ends_map(), 5, 1), Ints{5});
+  EXPECT_EQ(extents_of(on_rank_map(1), 5, 3), (Ints{0, 5, 0}));
+  EXPECT_EQ(ends_map().owned(3, 4, 3), (Ints{0, 1, 2}));
+  EXPECT_EQ(letter(dual(ends)), 'I');
+  EXPECT_EQ(dual(ends).map, &ends_map());
+  EXPECT_EQ(text({{Axis::pp, ends}, {Axis::dp, I()}}), "pp:I(ends) dp:I");
+
+  EXPECT_EQ(copies(ends, 4), 2);
+  EXPECT_EQ(copies(ends, 1), 1);
+  EXPECT_EQ(copies(I(), 4), 4);
+  EXPECT_EQ(place_of_copy(ends, 4, 3), 1);
+  EXPECT_EQ(place_of_copy(ends, 4, 2), -1);
+  EXPECT_EQ(place_of_copy(I(), 4, 2), 2);
+
+  const Mesh mesh({{Axis::pp, 4}, {Axis::dp, 2}});
+  const Layout layout{{Axis::dp, I()}, {Axis::pp, ends}};
+  EXPECT_EQ(pairing_weight(layout, mesh), 0.25);
+  EXPECT_EQ(local_shape(Ints{5, 3}, layout, mesh, 7), (Ints{5, 3}));
+  EXPECT_EQ(local_shape(Ints{5, 3}, layout, mesh, 3), (Ints{0, 3}));
+  EXPECT_EQ(mesh.holders(layout, {Axis::pp}), (std::vector<std::vector<int>>{{0, 6}, {1, 7}}));
+  EXPECT_EQ(mesh.holders(layout, {Axis::dp, Axis::pp}),
+            (std::vector<std::vector<int>>{{0, 1, 6, 7}}));
 }
 
 // <x, y> of an invariant tensor is one copy's: the mean over the axis of what the ranks compute.
