@@ -513,6 +513,23 @@ TEST(PayloadFault, of_another_group_needs_equal_counts) {
   }
 }
 
+// Both ends of three ranks sum, and the one between makes no call: nobody asks the world.
+TEST(PayloadFault, of_the_world_needs_a_call_on_every_rank) {
+  for (const std::string fault : {"world_group_payload", "world_group"}) {
+    const auto errors = run_ranks(Mesh({{Axis::tp, 3}}), [&](TestRank& r) {
+      if (r.state.rank == 1) return;
+      FaultDoor door(parse_fault(fault + "@forward.tp:ends.1"), r.state, r.transport);
+      Communicator tp(r.group(Axis::tp), door);
+      Buffer part(DType::f64, {1}), sum(DType::f64, {1});
+      fill_from(part.view(), Values{r.state.rank + 1.0});
+      tp.subgroup({0, 2}, "tp:ends").all_reduce(part.view(), sum.view());
+      EXPECT_EQ(to_doubles(sum.view()), Values{1 + 3});
+      EXPECT_FALSE(door.active());
+    });
+    for (const auto& e : errors) EXPECT_EQ(e, "") << fault;
+  }
+}
+
 // The largest element of the result is the one that is hit, on world rank 0 alone.
 TEST(PayloadFault, losses_on_one_rank) {
   const auto value = [](int rank, int64_t i) { return i == 3 ? 50.0 : double(rank + 1 + i); };
