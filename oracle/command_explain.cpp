@@ -177,6 +177,10 @@ std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank
   if (const size_t mark = label.find_first_of("/%"); mark != std::string::npos)
     return members_of_runs(label, mark, mesh, rank);
   if (label == name(Axis::rep)) return mesh.group({Axis::rep}, rank);
+  if (const size_t mark = label.find(":ends"); mark != std::string::npos) {
+    const auto all = members_of(label.substr(0, mark), mesh, rank);
+    return all.size() > 2 ? std::vector{all.front(), all.back()} : all;
+  }
   std::vector<Axis> axes;
   std::string word;
   for (char c : (label == "world" ? "" : label) + ",") {

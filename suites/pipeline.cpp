@@ -254,11 +254,13 @@ std::vector<Key> keys() {
 
 std::vector<std::string> cases(const std::string& tier) {
   const std::string half = "layers=2 hidden=2 tokens=8 micro_batch_size=3";
-  const auto smoke = crossed(
-      {"pipeline_stages"},
-      {"pp=2", "pp=4 tokens=10 micro_batch_size=4", "pp=2 virtual=2 tokens=10 micro_batch_size=4",
-       "pp=2 dp=2 tokens=12 micro_batch_size=4", "pp=2 dtype=bf16 fill=normal layers=3",
-       "pp=2 microbatches=2 tokens=6 micro_batch_size=4 layers=3"});
+  const auto smoke =
+      crossed({"pipeline_stages"},
+              {"pp=2 tokens=9 micro_batch_size=4 layers=3", "pp=4 tokens=5 micro_batch_size=3",
+               "pp=2 virtual=2 tokens=5 micro_batch_size=3",
+               "pp=2 dp=2 tokens=8 micro_batch_size=3 layers=3",
+               "pp=2 dtype=bf16 fill=normal tokens=9 micro_batch_size=4 layers=2",
+               "pp=2 backward_order=lifo microbatches=2 tokens=6 micro_batch_size=4 layers=2"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"pipeline_stages", "pipeline_stages pp=2",
                                        "pipeline_stages pp=3", "pipeline_stages pp=4",
@@ -324,11 +326,10 @@ Contract pipeline_stages() {
   c.illegal = {"pipeline_stages pp=2 tp=2",      "pipeline_stages pp=2 cp=2",
                "pipeline_stages pp=2 ep=2",      "pipeline_stages pp=2 dp=2 tokens=9",
                "pipeline_stages dp=4 tokens=10", "pipeline_stages tp=2"};
-  c.witnesses = {"pipeline_stages pp=2 tokens=5 micro_batch_size=2 layers=3",
+  c.witnesses = {"pipeline_stages pp=2 tokens=4 micro_batch_size=3 layers=3",
                  "pipeline_stages pp=3 tokens=5 micro_batch_size=3 layers=4",
                  "pipeline_stages pp=4 tokens=4 micro_batch_size=2",
-                 "pipeline_stages pp=2 dp=2 virtual=2 tokens=8 micro_batch_size=2 layers=4",
-                 "pipeline_stages pp=2 virtual=2 tokens=4 micro_batch_size=2 layers=4"};
+                 "pipeline_stages pp=2 dp=2 virtual=2 tokens=8 micro_batch_size=2 layers=4"};
   return c;
 }
 
@@ -428,8 +429,9 @@ std::vector<Gemm> tied_gemms(const Case& c, int rank) {
 std::vector<std::string> tied_cases(const std::string& tier) {
   const std::string exact = "fill=integers layers=3 hidden=2 ";
   const auto smoke =
-      crossed({"pipeline_tied"}, {"pp=2 fill=integers layers=2", "pp=4 tokens=6 micro_batch_size=4",
-                                  "pp=2 dp=2 tokens=12 micro_batch_size=4 fill=integers layers=3",
+      crossed({"pipeline_tied"}, {"pp=2 fill=integers tokens=6 micro_batch_size=4 layers=2",
+                                  "pp=4 tokens=4 micro_batch_size=3",
+                                  "pp=2 dp=2 tokens=8 micro_batch_size=3 fill=integers layers=3",
                                   "pp=2 microbatches=2 tokens=6 micro_batch_size=4 layers=2"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"pipeline_tied", "pipeline_tied pp=2", "pipeline_tied pp=3",
@@ -476,7 +478,7 @@ Contract pipeline_tied() {
   c.cases = tied_cases;
   c.gemms = tied_gemms;
   c.illegal = {"pipeline_tied pp=2 tp=2", "pipeline_tied pp=2 cp=2", "pipeline_tied pp=2 ep=2",
-               "pipeline_tied pp=2 dp=2 tokens=9", "pipeline_tied dp=4 tokens=10"};
+               "pipeline_tied dp=2 tokens=9", "pipeline_tied dp=4 tokens=10"};
   c.witnesses = {"pipeline_tied pp=2 tokens=5 micro_batch_size=3 layers=2",
                  "pipeline_tied pp=3 tokens=5 micro_batch_size=3 layers=3",
                  "pipeline_tied pp=4 tokens=4 micro_batch_size=3",
