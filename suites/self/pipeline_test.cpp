@@ -508,26 +508,32 @@ TEST(PipelineOnRanks, HowTheLineIsCutChangesNoNumber) {
   EXPECT_EQ(y_of("pp=2 virtual=2 micro_batch_size=5", 1), whole);
 }
 
-TEST(PipelineFiles, AreAnsweredByStages) {
+// Checks that failed, of a folder that the ranks of a line answer.
+std::vector<std::string> failed_in_files(const Case& line, const std::string& control) {
   const std::string folder =
       std::filesystem::temp_directory_path() / ("pipeline" + std::to_string(getpid()));
-  for (const char* control : {"", "pipeline_gradient_overwritten"}) {
-    std::filesystem::remove_all(folder);
-    prepared::prepare_case(line_of("pp=4 layers=3 tokens=6 micro_batch_size=2"), {}, folder,
-                           family());
-    foreign::Answer how;
-    how.control = control;
-    foreign::answer(folder, family(), how);
-    const Report report = foreign::judged(folder, family());
-    const auto failed = foreign::with(report, Verdict::failed);
-    if (how.control.empty()) {
-      EXPECT_TRUE(failed.empty());
-      EXPECT_GE(foreign::with(report, Verdict::passed).size(), 4u);
-    } else {
-      EXPECT_NE(std::find(failed.begin(), failed.end(), "gradient"), failed.end());
-    }
-  }
   std::filesystem::remove_all(folder);
+  prepared::prepare_case(line, {}, folder, family());
+  foreign::Answer how;
+  how.control = control;
+  foreign::answer(folder, family(), how);
+  const Report report = foreign::judged(folder, family());
+  std::filesystem::remove_all(folder);
+  EXPECT_GE(foreign::with(report, Verdict::passed).size(), 2u);
+  return foreign::with(report, Verdict::failed);
+}
+
+// A stage without layers, and one between both ends, which holds no table.
+TEST(PipelineFiles, AreAnsweredByStages) {
+  const Case stages = line_of("pp=4 layers=3 tokens=6 micro_batch_size=2"),
+             ends = tied_line("pp=3 layers=3 tokens=5 micro_batch_size=3");
+  using Checks = std::vector<std::string>;
+  EXPECT_EQ(failed_in_files(stages, ""), Checks{});
+  EXPECT_EQ(failed_in_files(ends, ""), Checks{});
+  const Checks overwritten = failed_in_files(stages, "pipeline_gradient_overwritten"),
+               apart = failed_in_files(ends, "pipeline_table_left_apart");
+  EXPECT_NE(std::find(overwritten.begin(), overwritten.end(), "gradient"), overwritten.end());
+  EXPECT_NE(std::find(apart.begin(), apart.end(), "replica"), apart.end());
 }
 
 }  // namespace
