@@ -66,13 +66,20 @@ message(STATUS "CUDA module: ${cuda_summary}")
 # The headers of CCCL, for what runs on its host system in tests: in a folder of their own from CUDA 13 on.
 find_path(CCCL_INCLUDE thrust/reduce.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include PATH_SUFFIXES cccl)
 
-# A device that is none, for the tests of everything above it: found in its own folder only.
+# Devices that are none, for the tests of everything above them: each found in its own folder only. Kernels
+# are done by loops or, in device_double_grid, by themselves (suites/self/cuda_on_host).
 file(GLOB sources CONFIGURE_DEPENDS suites/self/device_double/*.cpp)
-add_library(device_double MODULE EXCLUDE_FROM_ALL ${sources} primitives/cuda/gemm.cpp
+list(FILTER sources EXCLUDE REGEX "/by_[a-z]*\\.cpp$")
+add_library(device_double_parts OBJECT EXCLUDE_FROM_ALL ${sources} primitives/cuda/gemm.cpp
             primitives/cuda/twins.cpp)
-set_target_properties(device_double PROPERTIES PREFIX "" OUTPUT_NAME shardproof_cuda
-  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/device_double)
-target_link_libraries(device_double PRIVATE shardproof_primitives)
+target_link_libraries(device_double_parts PRIVATE shardproof_primitives)
+function(shardproof_device_double name work)
+  add_library(${name} MODULE EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/suites/self/device_double/${work}.cpp)
+  set_target_properties(${name} PROPERTIES PREFIX "" OUTPUT_NAME shardproof_cuda
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/${name})
+  target_link_libraries(${name} PRIVATE device_double_parts shardproof_primitives)
+endfunction()
+shardproof_device_double(device_double by_loops)
 # A module of devices holds the primitives and nothing of the judge: what else it would need shows here, and not
 # where a rank loads it.
 if(NOT SHARDPROOF_SANITIZE)

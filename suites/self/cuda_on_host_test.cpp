@@ -4,10 +4,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "fixtures/dtype.hpp"
+#include "oracle/cuda/digest.hpp"
+#include "oracle/cuda/divide.hpp"
+#include "oracle/cuda/spin.hpp"
 #include "suites/self/cuda_on_host/block.hpp"
 #include "suites/self/cuda_on_host/planted.hpp"
 
@@ -154,6 +158,201 @@ TEST(Blocks, GridsThatTheRuntimeRefusesAreRefused) {
   EXPECT_EQ(planted::grid_of(1, 1, 1, 1025, 1, 0), invalid_configuration);
   EXPECT_EQ(planted::grid_of(1, 1, 1, 1, 65, 0), invalid_configuration);
   EXPECT_EQ(planted::grid_of(1, 1, 1, 32, 1, (48 << 10) + 1), invalid_value);
+}
+
+// ---- What is watched: the first two accesses that no barrier orders, whichever came first
+
+struct Watched : testing::Test {
+  void SetUp() override {
+    if (!cuda_on_host::can_watch()) GTEST_SKIP() << "a sanitizer has the calls that this needs";
+  }
+  void TearDown() override { set_schedule({}); }
+};
+std::vector<Schedule> watched_schedules() {
+  std::vector<Schedule> all = schedules();
+  for (Schedule& s : all) s.watched = true;
+  return all;
+}
+bool told(const char* what) { return complaint().find(what) != std::string::npos; }
+
+TEST_F(Watched, AReadOfWhatWasWrittenBehindTheLastBarrier) {
+  for (const Schedule& s : watched_schedules()) {
+    set_schedule(s);
+    std::vector<float> from(64, 1), to(64);
+    EXPECT_EQ(planted::mirror(from.data(), to.data(), 64, true), 0) << complaint();
+    EXPECT_EQ(planted::mirror(from.data(), to.data(), 64, false), launch_failure);
+    EXPECT_TRUE(told(" at shared memory + ")) << complaint();
+    EXPECT_TRUE(told("has written without a barrier between") ||
+                told("has read without a barrier between"))
+        << complaint();
+  }
+}
+
+TEST_F(Watched, AWriteOverWhatOthersMayStillRead) {
+  for (const Schedule& s : watched_schedules()) {
+    set_schedule(s);
+    std::vector<float> sum(64);
+    EXPECT_EQ(planted::rounds(sum.data(), 64, true), 0) << complaint();
+    EXPECT_EQ(sum, std::vector<float>(64, 3));
+    EXPECT_EQ(planted::rounds(sum.data(), 64, false), launch_failure);
+  }
+}
+
+TEST_F(Watched, AWarpsBarrierOrdersWhatItsLanesWriteAndAShuffleDoesNot) {
+  for (const Schedule& s : watched_schedules()) {
+    set_schedule(s);
+    std::vector<int> to(32);
+    EXPECT_EQ(planted::by_warp(to.data(), true), 0) << complaint();
+    for (int lane = 0; lane < 32; ++lane) EXPECT_EQ(to[size_t(lane)], lane ^ 1);
+    EXPECT_EQ(planted::by_warp(to.data(), false), launch_failure);
+  }
+}
+
+TEST_F(Watched, BlocksThatWriteToOnePlace) {
+  set_schedule({Order::ascending, 0, true});
+  int to = 0;
+  EXPECT_EQ(planted::last_block_wins(&to, 1), 0) << complaint();
+  EXPECT_EQ(planted::last_block_wins(&to, 2), launch_failure);
+  EXPECT_TRUE(told("thread 0 writes at 0x") && told("of block 0 has written")) << complaint();
+}
+
+TEST_F(Watched, AnAddressThatIsNoMultipleOfTheSize) {
+  const std::vector<float> two{1, 2};
+  float to = 0;
+  EXPECT_EQ(planted::read_at(reinterpret_cast<const char*>(two.data()) + 4, &to), 0);
+  EXPECT_EQ(to, 2);
+  EXPECT_EQ(planted::read_at(reinterpret_cast<const char*>(two.data()) + 2, &to), launch_failure);
+  EXPECT_TRUE(told("an access of 4 bytes")) << complaint();
+}
+
+// ---- The judge's own kernels
+
+// Numbers, and of the floating types NaNs, infinities and zeros of both signs.
+std::vector<std::byte> elements_of(DType dtype, int64_t count) {
+  std::vector<std::byte> bytes(size_t(count) * size_of(dtype));
+  for (int64_t i = 0; i < count; ++i) {
+    const double odd[] = {NAN, INFINITY, -INFINITY, -0.0, 0.0};
+    const bool takes = is_float(dtype) && i % 7 == 3;
+    store(bytes.data() + size_t(i) * size_of(dtype), dtype,
+          takes ? odd[i / 7 % 5] : double(i * 31 % 97 - 48));
+  }
+  return bytes;
+}
+
+void digest_is_that_of_the_header(const shardproof_hash& hash, int64_t count, uint64_t first) {
+  const std::vector<std::byte> bytes = elements_of(DType(int(hash.dtype)), count);
+  shardproof_digest due{}, met{};
+  const bool of_units =
+      shardproof_digest_run(&due, &hash, bytes.data(), uint64_t(count), first) == 0;
+  for (DigestParts parts : {DigestParts::all, DigestParts::one_lane, DigestParts::two_lanes}) {
+    const bool legal = of_units && (parts == DigestParts::all || hash.mode == SHARDPROOF_RAW);
+    met = {};
+    ASSERT_EQ(digest_on_device(bytes.data(), uint64_t(count), hash, first, parts, &met, nullptr),
+              legal ? 0 : invalid_value)
+        << complaint();
+    if (!legal) continue;
+    EXPECT_EQ(met.lane[0], due.lane[0]);
+    EXPECT_EQ(met.lane[1], parts == DigestParts::one_lane ? 0 : due.lane[1]);
+    if (parts != DigestParts::all) continue;
+    EXPECT_EQ(std::memcmp(&met, &due, sizeof due), 0);
+  }
+}
+
+TEST(Digest, IsThatOfTheHeaderInEveryTypeModeAndUnit) {
+  for (const Schedule& s : schedules()) {
+    set_schedule(s);
+    for (int dtype = 0; dtype < 6; ++dtype)
+      for (shardproof_mode mode : {SHARDPROOF_RAW, SHARDPROOF_CANON})
+        for (shardproof_unit unit : {SHARDPROOF_ELEMENT, SHARDPROOF_WORD})
+          for (auto [count, first] : {std::pair(0, 0), {1, 5}, {256, 4}, {1004, 1000}}) {
+            shardproof_hash hash = shardproof_hash_named("x", shardproof_dtype(dtype), mode);
+            hash.unit = unit;
+            digest_is_that_of_the_header(hash, count, uint64_t(first));
+          }
+  }
+}
+
+// More units than the 132 x 16 blocks have threads.
+TEST(Digest, StridesOverWhatIsMoreThanItsThreads) {
+  set_schedule({Order::ascending, 0});
+  digest_is_that_of_the_header(shardproof_hash_plain(SHARDPROOF_BF16, SHARDPROOF_RAW),
+                               132 * 16 * 256 + 1000, 0);
+}
+
+TEST(Digest, AddsToWhatIsThere) {
+  const uint64_t word = 7;
+  const shardproof_hash hash = shardproof_hash_plain(SHARDPROOF_I64, SHARDPROOF_RAW);
+  shardproof_digest due{}, met{};
+  for (uint64_t first : {0, 1}) {
+    shardproof_digest_run(&due, &hash, &word, 1, first);
+    ASSERT_EQ(digest_on_device(&word, 1, hash, first, DigestParts::all, &met, nullptr), 0);
+  }
+  EXPECT_EQ(std::memcmp(&met, &due, sizeof due), 0);
+}
+
+// The halves that CUDA converts are converted by the host's own text here: it has to be right for
+// what follows. Every half, and floats beside and upon the middle of two.
+TEST(Halves, AreConvertedAsTheirTypesAre) {
+  std::vector<float> values{0.0f, -0.0f, 1e-30f, 1e38f, INFINITY, -INFINITY};
+  for (uint32_t bits = 0; bits < 0x10000; ++bits)
+    for (DType half : {DType::bf16, DType::f16}) {
+      const auto coded = uint16_t(bits);
+      const double due = load(reinterpret_cast<const std::byte*>(&coded), half);
+      const double met = planted::widened(coded, half == DType::bf16);
+      ASSERT_TRUE(std::isnan(due) ? std::isnan(met) : met == due) << bits;
+      for (double near : {1.0, 1 + 0x1p-8, 1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-20})
+        values.push_back(float(due * near));
+    }
+  for (float value : values)
+    for (DType half : {DType::bf16, DType::f16}) {
+      if (std::isnan(value)) continue;
+      uint16_t due = 0;
+      store(reinterpret_cast<std::byte*>(&due), half, value);
+      ASSERT_EQ(planted::rounded(value, half == DType::bf16), due) << value;
+    }
+}
+
+// x / p in its type, in float for halves, rounded once; integers towards 0.
+template <class Quotient>
+void divides(DType dtype, int64_t count, int ranks, Quotient quotient) {
+  std::vector<std::byte> x(size_t(count) * size_of(dtype)), due = x;
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = double(i * 31 % 97 - 48);
+    store(x.data() + size_t(i) * size_of(dtype), dtype, value);
+    store(due.data() + size_t(i) * size_of(dtype), dtype, double(quotient(value)));
+  }
+  ASSERT_EQ(divide(x.data(), count, int(dtype), ranks, nullptr), 0) << complaint();
+  EXPECT_EQ(x, due) << name(dtype) << " " << count;
+}
+
+TEST(Divide, IsRoundedOnce) {
+  for (const Schedule& s : schedules()) {
+    set_schedule(s);
+    for (int64_t count : {0, 1, 255, 257, 1000})
+      for (int ranks : {2, 3, 7}) {
+        divides(DType::f64, count, ranks, [ranks](double x) { return x / ranks; });
+        for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+          divides(dtype, count, ranks, [ranks](double x) { return float(x) / float(ranks); });
+        for (DType dtype : {DType::i64, DType::i32})
+          divides(dtype, count, ranks, [ranks](double x) { return int64_t(x) / ranks; });
+      }
+  }
+  EXPECT_EQ(divide(nullptr, 5, 6, 2, nullptr), invalid_value) << "no type";
+}
+
+// 2^16 blocks of 256 threads, and some elements more.
+TEST(Divide, StridesOverWhatIsMoreThanItsThreads) {
+  set_schedule({Order::ascending, 0});
+  divides(DType::bf16, (int64_t(1) << 24) + 300, 3, [](double x) { return float(x) / 3.0f; });
+}
+
+// On the host a cycle is a nanosecond, of a clock that only the kernel's looks at it move.
+TEST(Spin, TakesTheTimeThatIsAskedForAndLittleMore) {
+  for (int64_t nanoseconds : {0, 1, 500'000}) {
+    ASSERT_EQ(spin(nanoseconds, nullptr), 0) << complaint();
+    EXPECT_GE(cuda_on_host::elapsed(), nanoseconds);
+    EXPECT_LE(cuda_on_host::elapsed(), nanoseconds + 3000);
+  }
 }
 
 }  // namespace

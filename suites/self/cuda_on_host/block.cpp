@@ -5,6 +5,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "suites/self/cuda_on_host/fiber.hpp"
+#include "suites/self/cuda_on_host/watch.hpp"
 
 cuda_on_host::Extent threadIdx, blockIdx, blockDim, gridDim;
 
@@ -34,6 +36,10 @@ struct Thread {
   unsigned char shown[16] = {};
 };
 
+struct Shared {
+  unsigned char* memory = nullptr;
+  size_t bytes = 0;
+};
 void enter();
 
 // What is launched now: one launch at a time.
@@ -48,6 +54,10 @@ struct Running {
   std::vector<unsigned> turns;
   size_t at_barrier = 0, done = 0;
   unsigned current = 0;
+  bool in_kernel = false;
+  uint64_t block = 0;
+  uint32_t barriers = 0, warp_barriers[most_threads / warp] = {};
+  Shared shared;
   int64_t clock = 0;
   std::string complaint;
 } running;
@@ -101,10 +111,6 @@ struct TlsIndex {
 };
 extern "C" void* __tls_get_addr(TlsIndex*);
 
-struct Shared {
-  unsigned char* memory = nullptr;
-  size_t bytes = 0;
-};
 Shared shared_memory(const void* kernel) {
   Segment segment{kernel};
   ::dl_iterate_phdr(find_segment, &segment);
@@ -152,7 +158,9 @@ void turn_of(unsigned t) {
     thread.fiber = running.free_fibers.back();
     running.free_fibers.pop_back();
   }
+  running.in_kernel = true;
   running.fibers.resume(size_t(thread.fiber));
+  running.in_kernel = false;
 }
 
 // Until nobody can go on without something that only all can bring.
@@ -201,6 +209,7 @@ void run_block() {
     if (!running.complaint.empty() || running.done == running.threads.size()) return;
     if (running.at_barrier == running.threads.size()) {
       running.at_barrier = 0;
+      ++running.barriers;
       for (Thread& t : running.threads) t.state = State::ready;
     } else if (!wake_first()) {
       running.complaint = where_threads_are();
@@ -252,10 +261,12 @@ void make_room(const Extent& block) {
 
 void run_grid(const Launch& l) {
   make_room(l.block);
-  const Shared shared = shared_memory(l.kernel);
+  running.shared = shared_memory(l.kernel);
+  forget_accesses();
   for (uint64_t b : order_of_blocks(threads_of(l.grid))) {
     blockIdx = place_of(b, l.grid);
-    poison(shared);
+    running.block = b;
+    poison(running.shared);
     run_block();
     if (running.complaint.empty()) continue;
     running.complaint += ", in block " + std::to_string(b) + " of " + name_of(l);
@@ -268,6 +279,7 @@ void run_grid(const Launch& l) {
 
 void set_schedule(Schedule s) { running.schedule = s; }
 const std::string& complaint() { return running.complaint; }
+int64_t elapsed() { return running.clock; }
 
 int launch(const Launch& l) {
   const std::lock_guard<std::mutex> hold(one_launch);
@@ -298,7 +310,7 @@ void join_block() {
   wait_as(State::at_barrier);
 }
 
-void join_warp(unsigned lanes) {
+void join_warp(unsigned lanes, bool orders) {
   lanes &= lanes_there();
   if (!(lanes >> lane() & 1u)) stop("an operation of a warp by a lane outside of its own mask");
   Thread* first = &running.threads[running.current / warp * warp];
@@ -307,6 +319,7 @@ void join_warp(unsigned lanes) {
     if (!(lanes >> l & 1u) || l == lane()) continue;
     if (first[l].state != State::at_warp || first[l].lanes != lanes) return wait_as(State::at_warp);
   }
+  if (orders) ++running.warp_barriers[running.current / warp];
   for (int l = 0; l < warp; ++l)
     if (lanes >> l & 1u) first[l].state = State::ready;
 }
@@ -325,13 +338,43 @@ int64_t now() {
   return running.clock;
 }
 
-void visible() {
-  if (running.schedule.order == Order::torn && running.random() % 4 == 0) wait_as(State::ready);
+void visible(unsigned one_in) {
+  if (running.schedule.order == Order::torn && running.random() % one_in == 0)
+    wait_as(State::ready);
 }
 
 void stop(const std::string& why) {
   running.complaint = why;
   while (true) wait_as(State::done);
+}
+
+// ---- For what watches
+
+bool can_watch() {
+#ifdef CUDA_ON_HOST_WATCHES
+  return true;
+#else
+  return false;
+#endif
+}
+bool watched() { return running.schedule.watched; }
+Moment moment() {
+  return {running.block, running.current, running.barriers,
+          running.warp_barriers[running.current / warp]};
+}
+bool of_a_kernel(const void* address) {
+  const auto* at = static_cast<const Extent*>(address);  // .x, which kernels read alone
+  return running.in_kernel && !running.fibers.holds(address) && at != &threadIdx &&
+         at != &blockIdx && at != &blockDim && at != &gridDim;
+}
+bool shared(uintptr_t address) {
+  return address - reinterpret_cast<uintptr_t>(running.shared.memory) < running.shared.bytes;
+}
+std::string where(uintptr_t address) {
+  char text[32];
+  const auto first = reinterpret_cast<uintptr_t>(running.shared.memory);
+  std::snprintf(text, sizeof text, "%#zx", size_t(shared(address) ? address - first : address));
+  return (shared(address) ? "shared memory + " : "") + std::string(text);
 }
 
 }  // namespace cuda_on_host

@@ -25,8 +25,12 @@ enum class Order {
 struct Schedule {
   Order order = Order::ascending;
   uint64_t seed = 0;
+  // Two accesses of which one is a write and that no barrier orders stop the kernel, in whatever
+  // order they came.
+  bool watched = false;
 };
 void set_schedule(Schedule);  // for all later launches
+bool can_watch();             // not where a sanitizer of the compiler watches already
 
 // Of a kernel that was stopped: what was expected and met, with kernel and block. "" after a launch
 // that went well.
@@ -43,18 +47,20 @@ struct Launch {
 // Returns the runtime's code: a launch that it would refuse (9, 1), or one that was stopped (719).
 int launch(const Launch&);
 extern int last_error;  // the last code that was not 0; who asks sets it back
+int64_t elapsed();      // nanoseconds, of the clock of the last launch
 
 // ---- For the headers in include/, called by a thread of a kernel
 
 inline constexpr int warp = 32;
 void join_block();
-void join_warp(unsigned lanes);  // those of the mask
+void join_warp(unsigned lanes, bool orders = false);  // those of the mask; memory, too?
 // Values of up to 16 bytes that lanes show each other: between two joins of the same lanes.
 void show(const void* value, size_t bytes);
 void see(int lane, void* value, size_t bytes);
 void sleep(unsigned nanoseconds);  // of a clock that only sleep and `now` move
 int64_t now();
-void visible();  // what comes next may be seen by others: a torn turn may end here
+// What comes next may be seen by others: of so many a torn turn ends before one.
+void visible(unsigned one_in = 4);
 void stop(const std::string& why);  // does not come back
 int lane();
 unsigned lanes_there();  // a mask of the caller's warp

@@ -20,6 +20,33 @@ __global__ void mirror_kernel(const float* from, float* to, bool with_barrier) {
   to[threadIdx.x] = room[blockDim.x - 1 - threadIdx.x];
 }
 
+__global__ void rounds_kernel(float* sum, bool both_barriers) {
+  __shared__ float room[1024];
+  float own = 0;
+  for (int round = 0; round < 3; ++round) {
+    room[threadIdx.x] = float(round);
+    __syncthreads();
+    own += room[(threadIdx.x + 1) % blockDim.x];
+    if (both_barriers) __syncthreads();
+  }
+  sum[threadIdx.x] = own;
+}
+
+__global__ void by_warp_kernel(int* to, bool with_barrier) {
+  __shared__ int room[32];
+  room[threadIdx.x] = int(threadIdx.x);
+  if (with_barrier)
+    __syncwarp();
+  else
+    __shfl_sync(0xffffffffu, 0, 0);  // all have come, but what they wrote may not be there
+  to[threadIdx.x] = room[threadIdx.x ^ 1];
+}
+
+__global__ void last_block_kernel(int* to) { *to = int(blockIdx.x); }
+__global__ void read_kernel(const char* f32, float* to) {
+  *to = *reinterpret_cast<const float*>(f32);
+}
+
 __global__ void divergent_kernel(unsigned left_out, bool at_the_end) {
   if (threadIdx.x != left_out) __syncthreads();
   if (at_the_end) return;
@@ -82,6 +109,14 @@ __global__ void nothing_kernel() {}
 int mirror(const float* from, float* to, unsigned threads, bool with_barrier) {
   return launched(mirror_kernel, 1, threads, from, to, with_barrier);
 }
+int rounds(float* sum, unsigned threads, bool both_barriers) {
+  return launched(rounds_kernel, 1, threads, sum, both_barriers);
+}
+int by_warp(int* to, bool with_barrier) {
+  return launched(by_warp_kernel, 1, 32, to, with_barrier);
+}
+int last_block_wins(int* to, unsigned blocks) { return launched(last_block_kernel, blocks, 1, to); }
+int read_at(const char* f32, float* to) { return launched(read_kernel, 1, 1, f32, to); }
 int divergent_barrier(unsigned threads, unsigned left_out) {
   return launched(divergent_kernel, 3, threads, left_out, true);
 }
@@ -106,6 +141,12 @@ int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_thr
   config.gridDim = dim3(x, y, z), config.blockDim = dim3(threads, 1, z_threads);
   config.dynamicSmemBytes = shared;
   return cudaLaunchKernelEx(&config, nothing_kernel);
+}
+float widened(uint16_t half, bool bf16) {
+  return bf16 ? __bfloat162float(__ushort_as_bfloat16(half)) : __half2float(__ushort_as_half(half));
+}
+uint16_t rounded(float value, bool bf16) {
+  return bf16 ? __float2bfloat16_rn(value).bits : __float2half_rn(value).bits;
 }
 int last_code() { return cudaGetLastError(); }
 

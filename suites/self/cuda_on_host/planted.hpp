@@ -7,6 +7,12 @@ namespace cuda_on_host::planted {
 
 // to[i] = n - 1 - from[i] by way of shared memory, n = threads
 int mirror(const float* from, float* to, unsigned threads, bool with_barrier);
+// The sum over rounds of what the next thread puts into shared memory, which is taken again.
+int rounds(float* sum, unsigned threads, bool both_barriers);
+// to[lane] = lane ^ 1 by way of shared memory, in one warp
+int by_warp(int* to, bool with_barrier);
+int last_block_wins(int* to, unsigned blocks);
+int read_at(const char* f32, float* to);
 int divergent_barrier(unsigned threads, unsigned left_out);
 int early_end(unsigned threads, unsigned left_out);  // a barrier that an ended thread misses
 int read_before_write(double* f64, float* f32, uint16_t* half, int64_t* integer);
@@ -19,6 +25,8 @@ int count(unsigned blocks, unsigned threads, unsigned long long* sum, bool atomi
 int warp_matrix(const uint16_t* a, const uint16_t* b, float* c, bool bf16, bool aligned);
 int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_threads,
             unsigned shared);
+float widened(uint16_t half, bool bf16);
+uint16_t rounded(float value, bool bf16);
 int last_code();  // and sets it back
 
 }  // namespace cuda_on_host::planted

@@ -1,5 +1,5 @@
-// The executor of the double: the bodies that the device's kernels run, one element after another,
-// in order of the stream and not before the host waits. A tensor is reached through its allocation:
+// The executor of the double: the bodies that the device's kernels run, in order of the stream. A
+// tensor is reached through its allocation:
 // what lies outside of it is a SIGSEGV.
 #include "primitives/launch.hpp"
 
@@ -9,8 +9,8 @@
 #include "primitives/bodies.hpp"
 #include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/twin_bodies.hpp"
-#include "primitives/serial.hpp"
 #include "suites/self/device_double/device.hpp"
+#include "suites/self/device_double/work.hpp"
 
 namespace shardproof::primitives {
 
@@ -33,22 +33,15 @@ template <class Body>
 int launch(const Body& body, void* stream) {
   return enqueue(stream, [here = body]() mutable {
     here.each_tensor(reach_tensor);
-    run(here);
+    device_double::do_body(here);
   });
 }
 
 #define SHARDPROOF_QUEUED(Body) template int launch<Body>(const Body&, void*);
 SHARDPROOF_BODIES(SHARDPROOF_QUEUED)
 SHARDPROOF_TWIN_BODIES(SHARDPROOF_QUEUED)
+SHARDPROOF_QUEUED(NormWithoutBarrier)
 #undef SHARDPROOF_QUEUED
-
-template <>
-int launch(const NormWithoutBarrier& body, void* stream) {
-  return enqueue(stream, [here = body]() mutable {
-    here.each_tensor(reach_tensor);
-    here.wide ? rows_without_barrier<double>(here) : rows_without_barrier<float>(here);
-  });
-}
 
 bool on_device() { return true; }
 int memory_left(size_t* bytes) {

@@ -36,6 +36,7 @@
 #include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/device_kernels.hpp"
 #include "suites/self/device_double/device.hpp"
+#include "suites/self/device_double/work.hpp"
 
 namespace shardproof {
 namespace {
@@ -262,40 +263,21 @@ int order(Stream s, Event e) {
 int spin(Stream s, int64_t) {
   return enqueue_when(s, [] { return host_waits > 0; });
 }
-// By a few threads one after the other, as a device's kernel shares the units among its own.
 int take_digest(const void* memory, uint64_t elements, const shardproof_hash& hash, uint64_t first,
                 DigestParts parts, shardproof_digest* sum, Stream s) {
   digest::Units u;
-  const bool raw = hash.mode == SHARDPROOF_RAW;
   if (!digest::Units::of(hash, nullptr, elements, first, u)) return invalid_value;
-  if (parts != DigestParts::all && !raw) return invalid_value;
-  return enqueue(s, [=]() mutable {
-    constexpr uint64_t threads = 7;
-    u.data = reinterpret_cast<const unsigned char*>(
-        reach(memory, size_t(elements) * shardproof_size(hash.dtype)));
-    shardproof_digest own{};
-    uint64_t one[1] = {}, two[2] = {};
-    for (uint64_t t = 0; t < threads; ++t) {
-      if (parts == DigestParts::all) u.add(t, threads, own);
-      if (parts == DigestParts::one_lane) u.add_lanes(t, threads, one);
-      if (parts == DigestParts::two_lanes) u.add_lanes(t, threads, two);
-    }
-    own.lane[0] += one[0] + two[0], own.lane[1] += two[1];
-    std::byte* at = reach(sum, sizeof *sum);
-    shardproof_digest there;
-    std::memcpy(&there, at, sizeof there);
-    shardproof_digest_add(&there, &own);
-    std::memcpy(at, &there, sizeof there);
+  if (parts != DigestParts::all && hash.mode != SHARDPROOF_RAW) return invalid_value;
+  return enqueue(s, [=] {
+    device_double::do_digest(reach(memory, size_t(elements) * shardproof_size(hash.dtype)),
+                             elements, hash, first, parts,
+                             reinterpret_cast<shardproof_digest*>(reach(sum, sizeof *sum)));
   });
 }
 int divide(void* memory, int64_t elements, DType dtype, int ranks, Stream s) {
   return enqueue(s, [=] {
-    const int64_t e = int64_t(size_of(dtype));
-    std::byte* x = reach(memory, size_t(elements * e));
-    for (int64_t i = 0; i < elements; ++i) {
-      const double value = load(x + i * e, dtype);
-      store(x + i * e, dtype, is_float(dtype) ? value / ranks : double(int64_t(value) / ranks));
-    }
+    device_double::do_divide(reach(memory, size_t(elements) * size_of(dtype)), elements, int(dtype),
+                             ranks);
   });
 }
 

@@ -16,6 +16,7 @@ uint16_t rounded_half(float value) {
   if (value != value) return uint16_t(sign | infinity | 1u << (fraction_bits - 1));
   const double magnitude = value < 0 ? -double(value) : double(value);
   if (magnitude == 0) return uint16_t(sign);
+  if (magnitude > __FLT_MAX__) return uint16_t(sign | infinity);
   int exponent = int(bits >> 23 & 0xFF) - 127;  // of a float that is no subnormal
   if (exponent < 1 - bias) exponent = 1 - bias;
   // A multiple of the spacing 2^(exponent - fraction_bits), by adding 2^52 spacings and taking them

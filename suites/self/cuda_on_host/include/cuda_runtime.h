@@ -21,7 +21,7 @@
 // ---- The language
 
 inline void __syncthreads() { cuda_on_host::join_block(); }
-inline void __syncwarp(unsigned lanes = 0xffffffffu) { cuda_on_host::join_warp(lanes); }
+inline void __syncwarp(unsigned lanes = 0xffffffffu) { cuda_on_host::join_warp(lanes, true); }
 inline void __nanosleep(unsigned nanoseconds) { cuda_on_host::sleep(nanoseconds); }
 inline long long clock64() { return cuda_on_host::now(); }
 
@@ -48,7 +48,7 @@ inline int lane_or_own(int source, int width) {
 }
 
 template <class T, class Change>
-T changed(T* at, Change change) {
+__attribute__((no_sanitize("thread"))) T changed(T* at, Change change) {
   visible();
   const T before = *at;
   *at = change(before);
