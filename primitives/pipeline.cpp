@@ -223,15 +223,7 @@ void PipelineStages::gradients_of(Parallel& p, Saved& state, std::span<const Vie
        {&pass.leaving, &pass.arriving[0], &pass.arriving[1], &pass.scratch[0], &pass.scratch[1]})
     *v = block();
   const View nothing = pass.leaving.narrow(0, 0, 0);
-  const DType kept = type_of_sums(p);
-  pass.sums.resize(gradients.size());
-  each_own_layer(s, [&](int64_t, int64_t l) {
-    for (size_t i : {weight_of(l), bias_of(l)}) {
-      pass.sums[i] = p.workspace(kept, gradients[i].shape);
-      set_zero(pass.sums[i]);
-      pass.parts.push_back({pass.sums[i], gradients[i]});
-    }
-  });
+  make_sums(pass);
   begin_back(pass);
   in_ticks(
       p, s, -1, [&](int64_t tick) { return s.backward_at(tick); },
@@ -245,6 +237,18 @@ void PipelineStages::gradients_of(Parallel& p, Saved& state, std::span<const Vie
       });
   end_back(pass);
   reduce(pass, pass.parts);
+}
+
+void PipelineStages::make_sums(Pass& pass) {
+  const DType kept = type_of_sums(pass.p);
+  pass.sums.resize(pass.gradients.size());
+  each_own_layer(pass.stage, [&](int64_t, int64_t l) {
+    for (size_t i : {weight_of(l), bias_of(l)}) {
+      pass.sums[i] = pass.p.workspace(kept, pass.gradients[i].shape);
+      set_zero(pass.sums[i]);
+      pass.parts.push_back({pass.sums[i], pass.gradients[i]});
+    }
+  });
 }
 
 View PipelineStages::compute_back(Pass& pass, Unit u, const View& arrived) {

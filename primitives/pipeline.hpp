@@ -6,8 +6,8 @@
 //             it has v of them (interleaved). A chunk without layers hands on what it is given.
 //   rows      microbatch m is rows m n .. (m+1) n - 1 of the own tokens, n = micro_batch_size; the
 //             last one has what is left
-//   schedule  chunk k works on microbatch m at tick floor(m/p) p v + floor(k/p) p + m mod p + k mod
-//   p:
+//   schedule  chunk k works on microbatch m at tick
+//                floor(m/p) p v + floor(k/p) p + m mod p + k mod p:
 //             one chunk a stage and tick, one tick after chunk k - 1. Backward is the same with
 //             chunk K-1 first, microbatches in their order or (backward_order=lifo) the last first.
 //   calls     after each tick but the last one shift over pp, +1 forward, -1 backward, of which a
@@ -16,15 +16,14 @@
 //
 // Gradients of parameters are sums over the microbatches, kept in the accumulation type, or in
 // local_grad=, as autograd adds them up in the storage type; after the last microbatch a stage
-// all-reduces its own, coalesced, over dp. What a forward keeps lies in its state:
-// the input of every own layer, by microbatch.
+// all-reduces its own, coalesced, over dp. What a forward keeps lies in its state: the input of
+// every own layer, by microbatch. What travels between stages keeps the storage type.
 //
 //   pipeline_stages   Y = X_L, X_{l+1} = X_l W_l^T + b_l; X on the first stage, Y on the last
 //   pipeline_tied     X_0 = rows of W [V,h] by id on the first stage, logits X_L W^T on the last,
-//   and
-//                     each of the two has a copy of W. Its gradient is the sum of both parts:
-//                     behind the sum over dp one all-reduce over the group of the two (pp itself
-//                     where these are all stages); one stage has both parts and makes no call.
+//                     each with a copy of W. Its gradient is the sum of both parts: behind the sum
+//                     over dp one all-reduce over the group of the two (pp itself where these are
+//                     all stages); a single stage has both parts and makes no call.
 #pragma once
 #include <array>
 #include <memory>
@@ -135,11 +134,17 @@ class PipelineStages : public Kernel {
   View input_of(Pass&, Unit, int64_t microbatch);
   void gradients_of(Parallel&, Saved&, std::span<const View> cotangents,
                     std::span<const View> gradients);
+  void make_sums(Pass&);
 };
 
 // inputs ids [T], w [V,h], then the layers'; output logits [T,V].
 class PipelineTied : public PipelineStages {
+ public:
+  // Small values by (seed, parameter, index): equal on both ends.
+  bool init(Rank&, std::span<const View> parameters) override;
+
  protected:
+  virtual uint64_t seed_of(Rank&) const;
   std::optional<Rejected> refused(const Case&) const override;
   std::unique_ptr<PipelineSaved> make_saved(Parallel&, const Stage&) const override;
   void begin(Pass&) override;

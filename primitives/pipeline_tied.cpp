@@ -3,6 +3,7 @@
 #include "primitives/gemm.hpp"
 #include "primitives/line.hpp"
 #include "primitives/pipeline.hpp"
+#include "primitives/pointwise.hpp"
 #include "primitives/vocab_shard.hpp"
 
 namespace shardproof::primitives {
@@ -47,6 +48,14 @@ std::unique_ptr<PipelineSaved> PipelineTied::make_saved(Parallel& p, const Stage
   if (is_first(s)) saved->embedded = Kept(p.storage, shape);
   if (is_last(s)) saved->last = Kept(p.storage, shape);
   return saved;
+}
+
+uint64_t PipelineTied::seed_of(Rank& rank) const { return rank.line().seed(); }
+
+bool PipelineTied::init(Rank& rank, std::span<const View> parameters) {
+  for (size_t k = 0; k < parameters.size(); ++k)
+    perform(InitialValues{tensor(parameters[k]), seed_of(rank), uint32_t(k)}, "initial values");
+  return true;
 }
 
 // ---- Forward

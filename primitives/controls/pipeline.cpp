@@ -291,6 +291,13 @@ struct RowsOverwriteLogits final : PipelineTied {
   void add_rows(Pass& pass, const View& of_ids) override { convert(of_ids, pass.sums[1]); }
 };
 
+// Each stage makes its parameters from a random stream of its own.
+struct TableInitialisedPerStage final : PipelineTied {
+  uint64_t seed_of(Rank& rank) const override {
+    return PipelineTied::seed_of(rank) + uint64_t(rank.coordinate(Axis::pp));
+  }
+};
+
 // The last stage makes its copy once and computes with it ever after.
 class StaleTable final : public PipelineTied {
   View table(Pass& pass) const override {
@@ -417,6 +424,9 @@ const Row rows[] = {
     {"pipeline_tied", "pipeline_rows_overwrite_logits", twin<RowsOverwriteLogits>, "gradient",
      "forward,ledger", "NVIDIA/TransformerEngine 3437", "tokens=5 micro_batch_size=3 layers=2",
      "one stage that is first and last"},
+    {"pipeline_tied", "pipeline_table_initialised_per_stage", twin<TableInitialisedPerStage>,
+     "replica", "forward,gradient,ledger", "uw-syfi/piper 25",
+     "pp=3 tokens=5 micro_batch_size=3 layers=3", "a subject that makes its own parameters"},
     {"pipeline_tied", "pipeline_stale_table", twin<StaleTable>, "accumulate", "forward,gradient",
      "NVIDIA/Megatron-LM 656", "pp=2 tokens=5 micro_batch_size=3 layers=2",
      "a second forward on another table"},
