@@ -317,7 +317,8 @@ class Planner {
             return l == required || l.starts_with(required + ".");
           }))
         throw BadInput(fmt::format(
-            "--require: expected a lane of the selection ({}), met {}; select lines that run on it",
+            "--require: expected a lane of the selection ({}), met {}; select lines that run on it "
+            "(--transport, --ranks, --tier ci)",
             joined(lanes, " "), required));
     }
   }

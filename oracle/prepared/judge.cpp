@@ -269,9 +269,20 @@ class Opened {
       if (known.contains(t->name) || is_running_sum(t->name)) continue;
       refuse(answer->path_of(t->name), "the names that case.json gives",
              fmt::format("tensor {}{}", in_quotes(t->name),
-                         did_you_mean(t->name, {known.begin(), known.end()})));
+                         is_of_an_operand(t->name)
+                             ? ", which no step of this line gives; leave it out"
+                             : did_you_mean(t->name, {known.begin(), known.end()})));
     }
     out_.push_back(std::move(answer));
+  }
+
+  // "shot3/grad.w" of a line with w: a frozen weight, or a shot without its backward.
+  bool is_of_an_operand(const std::string& name) const {
+    std::string_view of = std::string_view(name).substr(name.rfind('/') + 1);
+    if (of.starts_with("grad.")) of.remove_prefix(5);
+    const auto& operands = plan().evidence.operands;
+    return std::any_of(operands.begin(), operands.end(),
+                       [&](const Operand& o) { return o.name == of; });
   }
 
   // A running sum that is handed in before it is whole says nothing, and does no harm.

@@ -440,6 +440,14 @@ TEST_F(Answered, MissingFiles) {
   EXPECT_EQ(refusal(), "accepted");
 }
 
+TEST_F(Answered, AGradientThatTheLineDoesNotAskIsSaidToBeOne) {
+  prepare("linear_row tp=2 frozen=on", {"forward", "gradient"});
+  answer(folder, families(), {.change = [](int rank, auto& tensors) {
+           if (rank == 1) tensors.push_back(tensors.front()), tensors.back().name = "grad.w";
+         }});
+  expect_refused("rank1.out.safetensors", {"'grad.w'", "no step of this line gives", "leave it"});
+}
+
 TEST_F(Answered, WrongTensors) {
   change([](auto& tensors) { named(tensors, "y")->name = "yy"; });
   expect_refused("rank1.out.safetensors", {"'yy'", "did you mean 'y'"});
