@@ -109,7 +109,7 @@ class ShardedLinear : public Kernel {
   virtual void sum_copies(Parallel&, const View& flat);
   // Gradients of the own tokens to the flat shard of their sum over the shards, and on to those of
   // the own rows.
-  virtual View sum_over_shards(Parallel&, const FlatShards&, const Views& whole);
+  View sum_over_shards(Parallel&, const FlatShards&, const Views& whole);
   virtual void reduce_gradients(Parallel&, const FlatShards&, const Views& whole, const Views& own);
   virtual DType type_on_wire(const Parallel&) const;
   virtual void add_gradient(const View& own, const View& sum);  // of a microbatch to the step's

@@ -184,7 +184,10 @@ void StepSums::add(const Views& parts, DType type) {
   for (size_t k = 0; k < parts.size(); ++k) {
     if (first) sums_.emplace_back(type, parts[k].shape);
     const View& sum = sums_[k].view();
-    first ? convert(parts[k], sum) : add_into(parts[k], sum);
+    if (first)
+      convert(parts[k], sum);
+    else
+      add_into(parts[k], sum);
   }
 }
 

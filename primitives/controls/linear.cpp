@@ -17,7 +17,6 @@ namespace {
 using namespace primitives;
 using controls::BiasBeforeReduce;
 using controls::BiasGradientLocal;
-using controls::BiasGradientTimesP;
 
 // ---- Column
 
@@ -165,6 +164,13 @@ struct RoundBeforeReduce final : RowParallel {
       std::byte* element = z.flat(i);
       store(element, z.dtype, round_to(load(element, z.dtype), DType::bf16));
     }
+  }
+};
+
+// The cotangent of all tokens is summed on every rank, then over the ranks again.
+struct BiasGradientTimesP final : RowParallel {
+  void bias_gradient(Parallel& p, const View&, const View& whole, const View& db) override {
+    reduce_bias_gradient(p, whole, p.tp, db);
   }
 };
 

@@ -17,13 +17,6 @@ struct BiasBeforeReduce final : RowParallel {
   }
 };
 
-// The cotangent of all tokens is summed on every rank, then over the ranks again.
-struct BiasGradientTimesP final : RowParallel {
-  void bias_gradient(Parallel& p, const View&, const View& whole, const View& db) override {
-    reduce_bias_gradient(p, whole, p.tp, db);
-  }
-};
-
 // db of the own tokens is taken for the whole.
 struct BiasGradientLocal final : RowParallel {
   void bias_gradient(Parallel& p, const View& g, const View&, const View& db) override {

@@ -228,20 +228,10 @@ struct RowBiasSummedAsStored final : ShardedRow {
   }
 };
 
-// dX of the own columns of W is handed on as it is.
-struct InputGradientLeftLocal final : ColumnParallel {
-  void reduce_input_gradient(Parallel&, const View& partial, const View& dx) override {
-    convert(partial, dx);
-  }
-};
-
 template <class Part>
 std::unique_ptr<Kernel> with_row() {
   return std::make_unique<ShardedLinear>(std::make_unique<ColumnParallel>(),
                                          std::make_unique<Part>());
-}
-std::unique_ptr<Kernel> with_column_left_local() {
-  return std::make_unique<ShardedLinear>(std::make_unique<InputGradientLeftLocal>());
 }
 
 // ---- Over microbatches
@@ -459,16 +449,10 @@ const Row rows[] = {
     {"sharded_linear", "sharded_row_bias_gradient_local", with_row<controls::BiasGradientLocal>,
      "gradient,replica", "forward", "NVIDIA/Megatron-LM 236", "tp=2 dp=2 parallel=row sp=on",
      "sp=on"},
-    {"sharded_linear", "sharded_row_bias_gradient_times_tp", with_row<controls::BiasGradientTimesP>,
-     "gradient", "forward,replica", "a bias gradient of all tokens, summed over the ranks again",
-     "tp=2 dp=2 parallel=row sp=on", "sp=on"},
     {"sharded_linear", "sharded_row_bias_summed_as_stored", with_row<RowBiasSummedAsStored>,
      "gradient,ledger", "forward,lockstep", "pytorch/pytorch 190626",
      "tp=2 dp=2 parallel=row sp=on tokens=96 dtype=bf16 wire=f32 grad=f32 fill=normal",
      "wire wider than storage, sums over tp"},
-    {"sharded_linear", "sharded_input_gradient_left_local", with_column_left_local,
-     "gradient,adjoint", "forward", "an input used by each rank alone whose gradient is not summed",
-     "tp=2 dp=2 parallel=column", "ranks of tp"},
 
     {"sharded_linear", "sharded_sum_overwritten", twin<SumOverwritten>, "accumulate",
      "forward,gradient", "instructlab/training 414", "dp=2 microbatches=2",
