@@ -222,7 +222,7 @@ TEST_F(Watched, AnAddressThatIsNoMultipleOfTheSize) {
   EXPECT_EQ(planted::read_at(reinterpret_cast<const char*>(two.data()) + 4, &to), 0);
   EXPECT_EQ(to, 2);
   EXPECT_EQ(planted::read_at(reinterpret_cast<const char*>(two.data()) + 2, &to), launch_failure);
-  EXPECT_TRUE(told("an access of 4 bytes")) << complaint();
+  EXPECT_TRUE(told("no multiple of its size")) << complaint();
 }
 
 // ---- The judge's own kernels
@@ -259,7 +259,7 @@ void digest_is_that_of_the_header(const shardproof_hash& hash, int64_t count, ui
 }
 
 TEST(Digest, IsThatOfTheHeaderInEveryTypeModeAndUnit) {
-  for (const Schedule& s : schedules()) {
+  for (const Schedule& s : watched_schedules()) {
     set_schedule(s);
     for (int dtype = 0; dtype < 6; ++dtype)
       for (shardproof_mode mode : {SHARDPROOF_RAW, SHARDPROOF_CANON})
@@ -326,7 +326,7 @@ void divides(DType dtype, int64_t count, int ranks, Quotient quotient) {
 }
 
 TEST(Divide, IsRoundedOnce) {
-  for (const Schedule& s : schedules()) {
+  for (const Schedule& s : watched_schedules()) {
     set_schedule(s);
     for (int64_t count : {0, 1, 255, 257, 1000})
       for (int ranks : {2, 3, 7}) {
@@ -353,6 +353,27 @@ TEST(Spin, TakesTheTimeThatIsAskedForAndLittleMore) {
     EXPECT_GE(cuda_on_host::elapsed(), nanoseconds);
     EXPECT_LE(cuda_on_host::elapsed(), nanoseconds + 3000);
   }
+}
+
+TEST(WordSum, IsThatOfALoopAndGivesItsScratchBack) {
+  std::vector<uint64_t> words(1000);
+  uint64_t due = 0, met = 0;
+  for (size_t i = 0; i < words.size(); ++i) due += words[i] = i * 0x9E3779B97F4A7C15u;
+  ASSERT_EQ(sum_of_words(words.data(), words.size(), &met, nullptr), 0);
+  EXPECT_EQ(met, due);
+  EXPECT_EQ(cuda_on_host::allocated(), 0);
+}
+
+TEST(WordSum, WithoutMemoryIsTheRuntimesCodeAndLeavesNoneBehind) {
+  constexpr int out_of_memory = 2;
+  uint64_t word = 7, met = 5;
+  cuda_on_host::set_allocations_left(0);
+  EXPECT_EQ(sum_of_words(&word, 1, &met, nullptr), out_of_memory);
+  cuda_on_host::set_allocations_left(1);
+  EXPECT_EQ(met, 5u);
+  EXPECT_EQ(planted::last_code(), 0);
+  EXPECT_EQ(sum_of_words(&word, 1, &met, nullptr), 0);
+  EXPECT_EQ(met, 7u);
 }
 
 }  // namespace

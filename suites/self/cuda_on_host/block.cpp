@@ -5,7 +5,6 @@
 #include <link.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -62,6 +61,7 @@ struct Running {
   std::string complaint;
 } running;
 std::mutex one_launch;
+int taken = 0, left = 1 << 20;  // allocations
 
 uint64_t threads_of(const Extent& e) { return uint64_t(e.x) * e.y * e.z; }
 Extent place_of(uint64_t number, const Extent& e) {
@@ -263,6 +263,7 @@ void run_grid(const Launch& l) {
   make_room(l.block);
   running.shared = shared_memory(l.kernel);
   forget_accesses();
+  looks_closely = running.schedule.watched || running.schedule.order == Order::torn;
   for (uint64_t b : order_of_blocks(threads_of(l.grid))) {
     blockIdx = place_of(b, l.grid);
     running.block = b;
@@ -296,6 +297,14 @@ int launch(const Launch& l) {
   if (code != success) last_error = code;
   return code;
 }
+
+int allocated() { return taken; }
+void set_allocations_left(int count) { left = count; }
+bool take_allocation() {
+  if (left == 0) return false;
+  return ++taken, --left, true;
+}
+void give_allocation() { --taken, ++left; }
 
 // ---- Of a thread
 
@@ -343,7 +352,7 @@ void visible(unsigned one_in) {
     wait_as(State::ready);
 }
 
-void stop(const std::string& why) {
+void stop(const char* why) {
   running.complaint = why;
   while (true) wait_as(State::done);
 }
@@ -370,11 +379,8 @@ bool of_a_kernel(const void* address) {
 bool shared(uintptr_t address) {
   return address - reinterpret_cast<uintptr_t>(running.shared.memory) < running.shared.bytes;
 }
-std::string where(uintptr_t address) {
-  char text[32];
-  const auto first = reinterpret_cast<uintptr_t>(running.shared.memory);
-  std::snprintf(text, sizeof text, "%#zx", size_t(shared(address) ? address - first : address));
-  return (shared(address) ? "shared memory + " : "") + std::string(text);
+uintptr_t place_of(uintptr_t address) {
+  return shared(address) ? address - reinterpret_cast<uintptr_t>(running.shared.memory) : address;
 }
 
 }  // namespace cuda_on_host

@@ -49,6 +49,10 @@ int launch(const Launch&);
 extern int last_error;  // the last code that was not 0; who asks sets it back
 int64_t elapsed();      // nanoseconds, of the clock of the last launch
 
+// Allocations that have not been released; and how many more there may be.
+int allocated();
+void set_allocations_left(int);
+
 // ---- For the headers in include/, called by a thread of a kernel
 
 inline constexpr int warp = 32;
@@ -61,7 +65,9 @@ void sleep(unsigned nanoseconds);  // of a clock that only sleep and `now` move
 int64_t now();
 // What comes next may be seen by others: of so many a torn turn ends before one.
 void visible(unsigned one_in = 4);
-void stop(const std::string& why);  // does not come back
+bool take_allocation();  // false: none is left
+void give_allocation();
+void stop(const char* why);  // does not come back
 int lane();
 unsigned lanes_there();  // a mask of the caller's warp
 

@@ -9,10 +9,16 @@
 #if __has_feature(address_sanitizer)
 #define __SANITIZE_ADDRESS__ 1
 #endif
+#if __has_feature(thread_sanitizer)
+#define __SANITIZE_THREAD__ 1
+#endif
 #endif
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace cuda_on_host {
@@ -62,6 +68,27 @@ void arrives([[maybe_unused]] void* fake, [[maybe_unused]] const void** bottom,
 #endif
 }
 
+// So does the thread sanitizer, by a name for each stack.
+void* name_stack() {
+#ifdef __SANITIZE_THREAD__
+  return __tsan_create_fiber(0);
+#else
+  return nullptr;
+#endif
+}
+void* name_of_this_stack() {
+#ifdef __SANITIZE_THREAD__
+  return __tsan_get_current_fiber();
+#else
+  return nullptr;
+#endif
+}
+void goes_to([[maybe_unused]] void* stack) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_switch_to_fiber(stack, 0);
+#endif
+}
+
 }  // namespace
 
 Fibers::~Fibers() {
@@ -75,6 +102,7 @@ void Fibers::grow(size_t count) {
   if (memory == MAP_FAILED) std::abort();
   stacks_ = static_cast<char*>(memory);
   contexts_.resize(count);
+  while (names_.size() < count) names_.push_back(name_stack());
   for (size_t f = 0; f < count; ++f) ::mprotect(stacks_ + f * apart, page, PROT_NONE);
 }
 
@@ -113,6 +141,8 @@ void Fibers::resume(size_t fiber) {
   current_ = fiber;
   void* fake = nullptr;
   leaves(&fake, bottom(fiber), apart - page);
+  host_name_ = name_of_this_stack();
+  goes_to(names_[fiber]);
   change(host_, contexts_[fiber]);
   arrives(fake, nullptr, nullptr);
 }
@@ -122,6 +152,7 @@ void Fibers::entered() { arrives(nullptr, &host_bottom_, &host_size_); }
 void Fibers::suspend() {
   void* fake = nullptr;
   leaves(&fake, host_bottom_, host_size_);
+  goes_to(host_name_);
   change(contexts_[current_], host_);
   arrives(fake, &host_bottom_, &host_size_);
 }

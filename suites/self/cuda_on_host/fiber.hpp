@@ -42,8 +42,11 @@ class Fibers {
   std::vector<Context> contexts_;
   Context host_{};
   size_t current_ = 0;
-  const void* host_bottom_ = nullptr;  // for the address sanitizer
+  // For sanitizers.
+  const void* host_bottom_ = nullptr;
   size_t host_size_ = 0;
+  void* host_name_ = nullptr;
+  std::vector<void*> names_;
 };
 
 }  // namespace cuda_on_host

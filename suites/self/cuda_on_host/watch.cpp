@@ -3,12 +3,15 @@
 // a barrier of the block between them, or by one of the warp.
 #include "suites/self/cuda_on_host/watch.hpp"
 
-#include <string>
+#include <cstdio>
 #include <unordered_map>
 
 #include "suites/self/cuda_on_host/block.hpp"
 
 namespace cuda_on_host {
+
+bool looks_closely = false;
+
 namespace {
 
 struct Access {
@@ -31,11 +34,14 @@ bool ordered(const Access& before, const Moment& now, uintptr_t at) {
   return then.thread / warp == now.thread / warp && then.warp_barriers != now.warp_barriers;
 }
 
-void refuse(const char* what, const Moment& now, const Access& before, const char* has,
+void refuse(const char* does, const Moment& now, const Access& before, const char* has,
             uintptr_t at) {
-  stop("thread " + std::to_string(now.thread) + " " + what + " at " + where(at) + " what thread " +
-       std::to_string(before.when.thread) + " of block " + std::to_string(before.when.block) + " " +
-       has + " without a barrier between");
+  char why[200];
+  std::snprintf(why, sizeof why,
+                "thread %u %s at %s%#zx what thread %u of block %zu %s without a barrier between",
+                now.thread, does, shared(at) ? "shared memory + " : "", size_t(place_of(at)),
+                before.when.thread, size_t(before.when.block), has);
+  stop(why);
 }
 
 void look_at_place(uintptr_t at, const Moment& now, bool writes) {
@@ -52,12 +58,10 @@ void look_at_place(uintptr_t at, const Moment& now, bool writes) {
   place = {{now, true}, {}, {}};
 }
 
-void look(const void* address, size_t bytes, bool writes, bool aligned) {
+[[gnu::noinline]] void look_closely(const void* address, size_t bytes, bool writes, bool aligned) {
   if (!of_a_kernel(address)) return;
   const auto at = reinterpret_cast<uintptr_t>(address);
-  if (aligned && at % bytes != 0)
-    stop("an access of " + std::to_string(bytes) +
-         " bytes at an address that is no multiple of it");
+  if (aligned && at % bytes != 0) stop("an access at an address that is no multiple of its size");
   visible(32);
   if (!watched()) return;
   const Moment now = moment();
@@ -65,9 +69,15 @@ void look(const void* address, size_t bytes, bool writes, bool aligned) {
     look_at_place(p, now, writes);
 }
 
+inline void look(const void* address, size_t bytes, bool writes, bool aligned) {
+  const bool askew = aligned && reinterpret_cast<uintptr_t>(address) % bytes != 0;
+  if (looks_closely || askew) look_closely(address, bytes, writes, aligned);
+}
+
 }  // namespace
 
 void forget_accesses() { places.clear(); }
+
 }  // namespace cuda_on_host
 
 #ifdef CUDA_ON_HOST_WATCHES
@@ -92,6 +102,8 @@ void* __tsan_memset(void* to, int byte, unsigned long n) {
   cuda_on_host::look(to, n, true, false);
   return __builtin_memset(to, byte, n);
 }
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

@@ -2,7 +2,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace cuda_on_host {
 
@@ -13,9 +12,10 @@ struct Moment {
 };
 Moment moment();
 bool watched();                         // by the schedule
+extern bool looks_closely;              // at any access, not only at those askew
 bool of_a_kernel(const void* address);  // called in one, and of memory that others may have
 bool shared(uintptr_t address);
-std::string where(uintptr_t address);  // in words
+uintptr_t place_of(uintptr_t address);  // within shared memory where it lies there
 
 void forget_accesses();  // a launch begins
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -113,6 +114,23 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return *value = 1'000'000, cudaSuccess;  // kHz: a cycle is a nanosecond
 }
+
+// Memory of the host, counted; none is left where the count says so.
+inline cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
+  const bool there = cuda_on_host::take_allocation();
+  *memory = there ? ::operator new(bytes) : nullptr;
+  return there ? cudaSuccess : cudaError_t(cuda_on_host::last_error = cudaErrorMemoryAllocation);
+}
+inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
+  cuda_on_host::give_allocation();
+  return ::operator delete(memory), cudaSuccess;
+}
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1 };
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 struct cudaLaunchAttribute;
 struct cudaLaunchConfig_t {
