@@ -1,9 +1,11 @@
 // N: does the same call on the same data give the same bits, also when ranks arrive late, and when
 // the kernel object has served other extents?
 //
-//   X F0 X B0   on a kernel object of its own, X a forward and backward of the line with half as
-//               many tokens, or as many as the contract takes: what an object keeps of the extents
-//               of its first forward, or of its last, is not what F0 and B0 need
+//   X F0 B0   on a kernel object of its own, X a forward and backward of the line with half as many
+//             tokens, or as many as the contract takes: what an object keeps of the extents of its
+//             first forward, or of an earlier one, is not what F0 and B0 need. None comes between
+//             these two: what a forward keeps in the object is told by `accumulate`, whose feeds
+//             have equal extents, and would be read beyond its end here
 #include "oracle/checks/judging.hpp"
 
 namespace shardproof {
@@ -41,7 +43,7 @@ void plan(const Evidence& e, std::vector<Shot>& shots) {
   if (!line) return;
   shot.name = other;
   shot.delays = false;
-  shot.program = e.forward_only() ? "X F0" : "X F0 X B0";
+  shot.program = e.forward_only() ? "X F0" : "X F0 B0";
   shot.other = print_canonical(*line);
   shot.fresh = true;
   shots.push_back(std::move(shot));
@@ -52,10 +54,9 @@ judging::Told told(const Shot& shot) {
     return {"with ranks that arrive late",
             "the result depends on the order of arrival: a race, or a sum in that order"};
   if (shot.fresh)
-    return {
-        "after a forward of other extents on the same kernel object",
-        "the kernel keeps something of the extents that it met first, or last: a table, a plan, "
-        "a buffer"};
+    return {"after a forward of other extents on the same kernel object",
+            "the kernel keeps something of the extents that it met before: a table, a plan, "
+            "a buffer"};
   return {"", "state from an earlier call is left over, a race, or a sum in varying order"};
 }
 
