@@ -249,6 +249,7 @@ int mpi_worker(int argc, char** argv, const RankMain& run) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   watch_for_crashes(page);
   MpiRank rank(a, page, &argc, &argv);
+  watch_for_crashes(page);  // UCX takes a fault and raises it anew, without its address
   rank.serve(run);
   rank.finalize();
   ::_exit(0);

@@ -245,6 +245,20 @@ std::string half_a_record(RankHost& host, const Words& words) {  // RANK
   return "no connection to the parent was found";
 }
 
+// Writes where no page is, after a call: what a library of MPI installs late is there by then.
+std::string astray(RankHost& host, const Words& words) {  // RANK
+  const Group world = everyone(host);
+  Play play(host, world);
+  host.state->phase = Phase::forward;
+  play.call.op = Op::all_reduce;
+  play.call.reduce = Reduce::sum;
+  play.make();
+  static const volatile uintptr_t nowhere = 0x10;
+  if (std::stoi(words.at(1)) == host.rank) *reinterpret_cast<volatile int*>(nowhere) = 1;
+  play.make();
+  return "not released";
+}
+
 std::string forgetful(RankHost& host, const Words& words) {  // RANK that leaks
   if (std::stoi(words.at(1)) != host.rank) return "done";
   const uintptr_t hidden = ~uintptr_t(::operator new(4321));  // no pointer that could be followed
@@ -263,6 +277,7 @@ const std::map<std::string, Scene>& scenes() {
       {"barriers", barriers},
       {"stdin", reads_stdin},
       {"half_a_record", half_a_record},
+      {"astray", astray},
       {"forgetful", forgetful},
   };
   return all;
@@ -744,6 +759,14 @@ TEST_F(Launcher, HalfARecordIsNoRecord) {
   EXPECT_EQ(outcomes[1].code, 0);
   EXPECT_TRUE(outcomes[1].record.empty());
   EXPECT_FALSE(world->alive());
+}
+
+TEST_F(Launcher, AFaultIsToldWithItsAddressAndASignalWithout) {
+  const auto outcomes = start_world(spec(2), play)->run(bytes_of("scene astray 1"), 1, 30);
+  EXPECT_EQ(outcomes[1].text, "was killed by signal 11 (SIGSEGV) at address 0x10");
+  const auto sent = start_world(spec(2), play)
+                        ->run(bytes_of(fmt::format("scene left signal {} 1", SIGSEGV)), 1, 30);
+  EXPECT_EQ(sent[1].text, "was killed by signal 11 (SIGSEGV)");
 }
 
 // A case as the gate runs it: the record of one rank is cut on its way.
