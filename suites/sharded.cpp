@@ -229,15 +229,15 @@ std::vector<Key> keys() {
 
 // 26 rows over tp=2 are 13, which dp=4 cuts into 4, 4, 4 and 1; out=10 into 2, 2, 1 and none.
 std::vector<std::string> inside_tp() {
-  const std::vector<std::string> column{"sharded_linear tp=2 dp=2 parallel=column"},
-      row{"sharded_linear tp=2 dp=2 parallel=row"};
+  const std::vector<std::string> both{"sharded_linear tp=2 dp=2 parallel=column",
+                                      "sharded_linear tp=2 dp=2 parallel=row"};
   return together(
-      {crossed(crossed(together({column, row}), {"", "sp=on"}),
+      {crossed(both, {"", "dtype=f32 fill=normal", "strides=transposed", "seq=24 batch=2",
+                      "bias=off", "whole_weight=on"}),
+       crossed(crossed(both, {"sp=on"}),
                {"", "reshard=off", "frozen=on", "bias=off", "whole_weight=on", "shard=cp",
-                "microbatches=2", "dtype=f32 fill=normal", "dtype=bf16 wire=f32 fill=normal",
-                "strides=transposed", "seq=24 batch=2",
-                "local_grad=bf16 dtype=bf16 wire=f32 "
-                "grad=f32 fill=normal"}),
+                "microbatches=2", "dtype=bf16 wire=f32 fill=normal",
+                "local_grad=bf16 dtype=bf16 wire=f32 grad=f32 fill=normal"}),
        crossed({"sharded_linear tp=2 dp=4", "sharded_linear tp=4 dp=2", "sharded_linear tp=2",
                 "sharded_linear tp=3", "sharded_linear tp=2 dp=2 cp=2",
                 "sharded_linear tp=2 dp=2 order=dp,tp", "sharded_linear tp=2 dp=2 cp=2 shard=cp"},
