@@ -55,6 +55,16 @@ TEST(Explain, LocalMultipliesAndSmallOnes) {
   EXPECT_TRUE(holds(thin, "N=16 K=512")) << thin;
 }
 
+// 13 rows of 7 + 1 elements over 2 ranks are 7 a rank: 112 elements are reduced, by the backward
+// that ends a step alone where it says so.
+TEST(Explain, SaysWhatAStepMakesOnce) {
+  const std::string each = explained("sharded_linear dp=2"),
+                    last = explained("sharded_linear dp=2 sync=last"),
+                    call = "reduce_scatter sum dp 112 x f64 logical 896 B, ring 448 B a rank";
+  EXPECT_TRUE(holds(each, call + "\n")) << each;
+  EXPECT_TRUE(holds(last, call + ", once a step\n")) << last;
+}
+
 // T/p tokens, 4 key heads, dk = dv = 3 in f64: K, V of 9216/p bytes. Two buffers of them forward,
 // two more for dK, dV backward; p - 1 hops, then p - 1 and p.
 TEST(Explain, TheRingTurnsInTwoBuffersAtEveryNumberOfRanks) {
