@@ -198,6 +198,18 @@ TEST_F(Watched, AWriteOverWhatOthersMayStillRead) {
   }
 }
 
+// In ascending order all have read by then: by one other thread, and by many of whom the last
+// writes.
+TEST_F(Watched, AWriteBehindReadsThatHaveBeen) {
+  set_schedule({Order::ascending, 0, true});
+  std::vector<float> to(64);
+  for (unsigned readers : {1u, 64u}) {
+    EXPECT_EQ(planted::read_and_changed(to.data(), readers, 63, true), 0) << complaint();
+    EXPECT_EQ(planted::read_and_changed(to.data(), readers, 63, false), launch_failure);
+    EXPECT_TRUE(told("thread 63 writes") && told("has read without a barrier")) << complaint();
+  }
+}
+
 TEST_F(Watched, AWarpsBarrierOrdersWhatItsLanesWriteAndAShuffleDoesNot) {
   for (const Schedule& s : watched_schedules()) {
     set_schedule(s);

@@ -228,10 +228,13 @@ int refused(const Launch& l) {
   return l.dynamic_shared > most_dynamic_shared ? invalid_value : success;
 }
 
+// By the types of its parameters where the library does not export its name.
 std::string name_of(const Launch& l) {
   Dl_info found{};
-  if (!::dladdr(l.kernel, &found) || !found.dli_sname || found.dli_saddr != l.kernel)
-    return l.parameters;
+  if (!::dladdr(l.kernel, &found) || !found.dli_sname || found.dli_saddr != l.kernel) {
+    const char* list = std::strstr(l.parameters, "Parameters = ");
+    return std::string("a kernel of ") + (list ? list + std::strlen("Parameters = ") : "");
+  }
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> name(
       abi::__cxa_demangle(found.dli_sname, nullptr, nullptr, &status), std::free);

@@ -42,6 +42,15 @@ __global__ void by_warp_kernel(int* to, bool with_barrier) {
   to[threadIdx.x] = room[threadIdx.x ^ 1];
 }
 
+__global__ void changed_kernel(float* to, unsigned readers, unsigned writer, bool with_barrier) {
+  __shared__ float room;
+  if (threadIdx.x == 0) room = 1;
+  __syncthreads();
+  if (threadIdx.x < readers) to[threadIdx.x] = room;
+  if (with_barrier) __syncthreads();
+  if (threadIdx.x == writer) room = 2;
+}
+
 __global__ void last_block_kernel(int* to) { *to = int(blockIdx.x); }
 __global__ void read_kernel(const char* f32, float* to) {
   *to = *reinterpret_cast<const float*>(f32);
@@ -114,6 +123,9 @@ int rounds(float* sum, unsigned threads, bool both_barriers) {
 }
 int by_warp(int* to, bool with_barrier) {
   return launched(by_warp_kernel, 1, 32, to, with_barrier);
+}
+int read_and_changed(float* to, unsigned readers, unsigned writer, bool with_barrier) {
+  return launched(changed_kernel, 1, 64, to, readers, writer, with_barrier);
 }
 int last_block_wins(int* to, unsigned blocks) { return launched(last_block_kernel, blocks, 1, to); }
 int read_at(const char* f32, float* to) { return launched(read_kernel, 1, 1, f32, to); }

@@ -11,6 +11,9 @@ int mirror(const float* from, float* to, unsigned threads, bool with_barrier);
 int rounds(float* sum, unsigned threads, bool both_barriers);
 // to[lane] = lane ^ 1 by way of shared memory, in one warp
 int by_warp(int* to, bool with_barrier);
+// The first `readers` threads read a place; behind a barrier, where there is one, `writer` changes
+// it
+int read_and_changed(float* to, unsigned readers, unsigned writer, bool with_barrier);
 int last_block_wins(int* to, unsigned blocks);
 int read_at(const char* f32, float* to);
 int divergent_barrier(unsigned threads, unsigned left_out);

@@ -69,7 +69,7 @@ void look_at_place(uintptr_t at, const Moment& now, bool writes) {
     look_at_place(p, now, writes);
 }
 
-inline void look(const void* address, size_t bytes, bool writes, bool aligned) {
+[[maybe_unused]] inline void look(const void* address, size_t bytes, bool writes, bool aligned) {
   const bool askew = aligned && reinterpret_cast<uintptr_t>(address) % bytes != 0;
   if (looks_closely || askew) look_closely(address, bytes, writes, aligned);
 }
