@@ -3,7 +3,8 @@
 //
 //   host/          runs a body at once, a serial loop; products by Eigen
 //   cuda/          a kernel on the stream: one thread an element, one block a row; cuBLAS
-//   device_double  (suites/self) puts the serial loop into a queue in the order of a stream
+//   device_double  (suites/self) puts the serial loop, or the kernel with threads in turns, into a
+//                  queue in the order of a stream
 //
 // Each returns the runtime's code, 0 for success. Work on one stream is done in the order in which
 // it was given.
