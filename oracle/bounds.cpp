@@ -42,6 +42,7 @@ std::optional<DType> keyed_dtype(const Case& line, std::string_view key) {
 }
 
 DType default_accumulation(DType storage, const Declared& declared) {
+  if (declared.accumulates_in_f64) return DType::f64;
   const bool half = storage == DType::bf16 || storage == DType::f16;
   return half && !declared.accumulates_in_storage ? DType::f32 : storage;
 }

@@ -262,9 +262,9 @@ void Truths::trim() {
 
 std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declared) {
   std::shared_ptr<Kept>& kept =
-      of_checks_[seen_by_reference(line) + fmt::format("|{} {} {}", declared.truncates,
-                                                       declared.accumulates_in_storage,
-                                                       declared.multiplies_in_tf32)];
+      of_checks_[seen_by_reference(line) +
+                 fmt::format("|{} {} {} {}", declared.truncates, declared.accumulates_in_storage,
+                             declared.accumulates_in_f64, declared.multiplies_in_tf32)];
   if (!kept) kept = std::make_shared<Kept>();
   return kept;
 }

@@ -106,9 +106,10 @@ struct Declared {
   // The check `ledger` holds it to them.
   std::function<std::vector<Traffic>(const Case&, int rank)> traffic = nullptr;
   std::vector<DType> storage = {DType::f64, DType::f32, DType::bf16, DType::f16};
-  bool accumulates_in_storage = false;  // bf16 and f16 sums in half precision instead of f32
-  bool truncates = false;               // truncating accumulator
-  bool multiplies_in_tf32 = false;      // factors of f32 products keep 10 bits of their fraction
+  // Sums where a line has no acc=: in half precision instead of f32; in f64 whatever is stored.
+  bool accumulates_in_storage = false, accumulates_in_f64 = false;
+  bool truncates = false;           // truncating accumulator
+  bool multiplies_in_tf32 = false;  // factors of f32 products keep 10 bits of their fraction
   // What of the contract it does not do, in words of a line: "gather_output=on", or a key alone for
   // every value but its default. Lines that hold one are not due: counted and printed.
   std::vector<std::string> without;

@@ -430,7 +430,8 @@ Judgement against_truth(const Evidence& e, int shot, std::string_view word, bool
       j.vacuous = tensor_name(o, gradient) +
                   ": every element is the correctly rounded truth; a subject that calls the "
                   "reference proves nothing, nor does one whose sums are in f64 where the line "
-                  "asks for f32: accumulate as acc= says, or judge lines with acc=f64";
+                  "asks for f32: accumulate as acc= says, declare accumulates_in_f64, or judge "
+                  "lines with acc=f64";
   }
   return j;
 }

@@ -85,6 +85,12 @@ TEST(Precision, FollowsStorageAndDeclaration) {
   half.accumulates_in_storage = true;
   EXPECT_EQ(of("dtype=bf16", half).u_acc, 0x1p-8);
   EXPECT_EQ(of("dtype=f32", half).u_acc, 0x1p-24);
+  Declared doubles;
+  doubles.accumulates_in_f64 = true;
+  EXPECT_EQ(of("dtype=f32", doubles).u_acc, 0x1p-53);
+  EXPECT_EQ(of("dtype=bf16", doubles).u_acc, 0x1p-53);
+  EXPECT_EQ(of("dtype=bf16", doubles).u_wire, 0x1p-8);
+  EXPECT_EQ(of("dtype=f32 acc=f32", doubles).u_acc, 0x1p-24);  // the line says it
   Declared truncating;
   truncating.truncates = true;
   EXPECT_TRUE(of("dtype=bf16", truncating).truncates);

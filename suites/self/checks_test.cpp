@@ -164,6 +164,8 @@ TEST(Forward, ASubjectThatCallsTheReferenceIsVacuous) {
   Play declared(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 dtype=f32 fill=normal acc=f64",
                 through_double, same());
   EXPECT_EQ(declared.judge("forward").verdict, Verdict::passed);
+  copies.e.declared.accumulates_in_f64 = true;
+  EXPECT_EQ(copies.judge("forward").verdict, Verdict::passed);
 }
 
 TEST(Forward, TwiceTheBoundIsCaughtHalfIsNot) {
