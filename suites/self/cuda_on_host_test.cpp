@@ -286,6 +286,7 @@ TEST(Digest, IsThatOfTheHeaderInEveryTypeModeAndUnit) {
 
 // More units than the 132 x 16 blocks have threads.
 TEST(Digest, StridesOverWhatIsMoreThanItsThreads) {
+  if (!cuda_on_host::can_watch()) GTEST_SKIP() << "takes minutes under a sanitizer";
   set_schedule({Order::ascending, 0});
   digest_is_that_of_the_header(shardproof_hash_plain(SHARDPROOF_BF16, SHARDPROOF_RAW),
                                132 * 16 * 256 + 1000, 0);
@@ -354,6 +355,7 @@ TEST(Divide, IsRoundedOnce) {
 
 // 2^16 blocks of 256 threads, and some elements more.
 TEST(Divide, StridesOverWhatIsMoreThanItsThreads) {
+  if (!cuda_on_host::can_watch()) GTEST_SKIP() << "takes minutes under a sanitizer";
   set_schedule({Order::ascending, 0});
   divides(DType::bf16, (int64_t(1) << 24) + 300, 3, [](double x) { return float(x) / 3.0f; });
 }

@@ -435,11 +435,16 @@ TEST(Kernels, NothingIsNoLaunch) {
 // it. In descending order the threads that read what the others have left come last.
 constexpr int64_t most = 65535;
 double by_place(int64_t i) { return double(i % 61); }
+struct Strides : testing::Test {
+  void SetUp() override {
+    if (!can_watch()) GTEST_SKIP() << "takes minutes under a sanitizer";
+  }
+};
 void is_by_place(const Tensor& t, double factor) {
   for (int64_t i = 0; i < t.elements; ++i) ASSERT_EQ(t.load(i), factor * by_place(i)) << i;
 }
 
-TEST(Strides, OfElements) {
+TEST_F(Strides, OfElements) {
   set_schedule({Order::descending, 0});
   Pool p;
   const int64_t elements = most * 256 + 300;
@@ -448,7 +453,7 @@ TEST(Strides, OfElements) {
   ASSERT_EQ(kernels_executor::launch(Convert{from, to}, nullptr), 0);
   is_by_place(to, 1);
 }
-TEST(Strides, OfColumns) {
+TEST_F(Strides, OfColumns) {
   set_schedule({Order::descending, 0});
   Pool p;
   const int64_t columns = most * 32 + 40;
@@ -458,7 +463,7 @@ TEST(Strides, OfColumns) {
   ASSERT_EQ(kernels_executor::launch(ColumnSums{g, sums, false}, nullptr), 0) << complaint();
   is_by_place(sums, 3);
 }
-TEST(Strides, OfRows) {
+TEST_F(Strides, OfRows) {
   set_schedule({Order::descending, 0});
   Pool p;
   const int64_t rows = most + 2;
