@@ -60,8 +60,8 @@ struct Saved {  // what one forward keeps; several may be in flight
   virtual ~Saved() = default;
 };
 
-// One object a rank and case; nothing in statics. Between two forwards of a case there may be one
-// of other extents (Declared::other_extents).
+// One object a rank and case; nothing in statics. Before the forwards of a case it may be asked for
+// one of other extents (Declared::other_extents).
 class Kernel {
  public:
   virtual ~Kernel() = default;
