@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "suites/self/cuda_on_host/fiber.hpp"
@@ -24,7 +26,7 @@ int last_error = 0;
 namespace {
 
 constexpr int success = 0, invalid_value = 1, invalid_configuration = 9, launch_failure = 719;
-constexpr unsigned most_threads = 1024, most_dynamic_shared = 48 << 10;
+constexpr unsigned most_threads = 1024, most_unasked = 48 << 10, most_dynamic_shared = 227 << 10;
 
 enum class State { ready, at_barrier, at_warp, asleep, done };
 struct Thread {
@@ -33,6 +35,7 @@ struct Thread {
   unsigned lanes = 0;  // waited for
   int64_t wakes = 0;
   unsigned char shown[16] = {};
+  bool vote = false;
 };
 
 struct Shared {
@@ -58,6 +61,8 @@ struct Running {
   uint32_t barriers = 0, warp_barriers[most_threads / warp] = {};
   Shared shared;
   int64_t clock = 0;
+  unsigned votes = 0;                     // of the last barrier
+  std::map<const void*, size_t> allowed;  // of dynamic shared memory
   std::string complaint;
 } running;
 std::mutex one_launch;
@@ -210,7 +215,11 @@ void run_block() {
     if (running.at_barrier == running.threads.size()) {
       running.at_barrier = 0;
       ++running.barriers;
-      for (Thread& t : running.threads) t.state = State::ready;
+      running.votes = 0;
+      for (Thread& t : running.threads) {
+        t.state = State::ready;
+        running.votes += std::exchange(t.vote, false);
+      }
     } else if (!wake_first()) {
       running.complaint = where_threads_are();
       return;
@@ -225,7 +234,9 @@ int refused(const Launch& l) {
   if (threads_of(l.grid) == 0 || threads == 0) return invalid_configuration;
   if (l.grid.x > 0x7FFFFFFFu || l.grid.y > 65535 || l.grid.z > 65535) return invalid_configuration;
   if (threads > most_threads || l.block.z > 64) return invalid_configuration;
-  return l.dynamic_shared > most_dynamic_shared ? invalid_value : success;
+  const auto allowed = running.allowed.find(l.kernel);
+  const size_t most = allowed == running.allowed.end() ? most_unasked : allowed->second;
+  return l.dynamic_shared > most ? invalid_value : success;
 }
 
 // By the types of its parameters where the library does not export its name.
@@ -285,6 +296,13 @@ void set_schedule(Schedule s) { running.schedule = s; }
 const std::string& complaint() { return running.complaint; }
 int64_t elapsed() { return running.clock; }
 
+int allow_shared(const void* kernel, size_t bytes) {
+  const std::lock_guard<std::mutex> hold(one_launch);
+  if (bytes > most_dynamic_shared) return last_error = invalid_value;
+  running.allowed[kernel] = bytes;
+  return success;
+}
+
 int launch(const Launch& l) {
   const std::lock_guard<std::mutex> hold(one_launch);
   running.complaint.clear();
@@ -320,6 +338,12 @@ unsigned lanes_there() {
 void join_block() {
   ++running.at_barrier;
   wait_as(State::at_barrier);
+}
+
+unsigned join_block_counting(bool vote) {
+  own().vote = vote;
+  join_block();
+  return running.votes;
 }
 
 void join_warp(unsigned lanes, bool orders) {

@@ -46,6 +46,8 @@ struct Launch {
 };
 // Returns the runtime's code: a launch that it would refuse (9, 1), or one that was stopped (719).
 int launch(const Launch&);
+// How much dynamic shared memory a kernel may be launched with, where that is more than 48 KiB.
+int allow_shared(const void* kernel, size_t bytes);
 extern int last_error;  // the last code that was not 0; who asks sets it back
 int64_t elapsed();      // nanoseconds, of the clock of the last launch
 
@@ -57,6 +59,7 @@ void set_allocations_left(int);
 
 inline constexpr int warp = 32;
 void join_block();
+unsigned join_block_counting(bool vote);              // how many threads of the block say yes
 void join_warp(unsigned lanes, bool orders = false);  // those of the mask; memory, too?
 // Values of up to 16 bytes that lanes show each other: between two joins of the same lanes.
 void show(const void* value, size_t bytes);

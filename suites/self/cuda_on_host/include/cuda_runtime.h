@@ -22,6 +22,8 @@
 // ---- The language
 
 inline void __syncthreads() { cuda_on_host::join_block(); }
+inline int __syncthreads_or(int own) { return cuda_on_host::join_block_counting(own) > 0; }
+inline int __syncthreads_and(int own) { return cuda_on_host::join_block_counting(!own) == 0; }
 inline void __syncwarp(unsigned lanes = 0xffffffffu) { cuda_on_host::join_warp(lanes, true); }
 inline void __nanosleep(unsigned nanoseconds) { cuda_on_host::sleep(nanoseconds); }
 inline long long clock64() { return cuda_on_host::now(); }
@@ -131,6 +133,13 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  return cudaError_t(
+      cuda_on_host::allow_shared(reinterpret_cast<const void*>(kernel), size_t(bytes)));
+}
 
 struct cudaLaunchAttribute;
 struct cudaLaunchConfig_t {
