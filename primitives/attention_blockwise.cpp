@@ -31,6 +31,13 @@ struct Place : ContextRank {
   Place(Rank& r, Strategy s, ContextLine c) : ContextRank(r, std::move(c)), strategy(s) {}
 
   bool wide() const { return !single(); }
+  // Halves where the line says that P and dS are rounded to the type of the tensors.
+  Number factors() const {
+    if (wide()) return Number::f64;
+    const bool halves = storage == DType::bf16 || storage == DType::f16;
+    if (!halves || line.text("probs") != name(storage)) return Number::f32;
+    return storage == DType::bf16 ? Number::bf16 : Number::f16;
+  }
   int inner() const { return int(line.at("inner")); }
   bool exchanges() const {
     return strategy == Strategy::alltoall || strategy == Strategy::hierarchical;
@@ -88,9 +95,8 @@ AttentionPairs pairs(const Place& c, const BlockwiseSaved& s, const View& k, con
           shape.value_dim,
           c.core.scale(c.line, shape),
           number_of(c.line, "softcap", 0),
-          window.left,
-          window.right,
-          c.line.text("mask") == "causal"};
+          {window.left, window.right, c.line.text("mask") == "causal"},
+          c.factors()};
 }
 
 // ---- Tokens for heads
@@ -308,7 +314,7 @@ std::unique_ptr<Saved> BlockwiseAttention::forward(Rank& rank, std::span<const V
   perform(Fill{tensor(m), -std::numeric_limits<double>::infinity()}, "empty maxima");
   attend(c, s, [&](const View& k, const View& v, int owner) {
     const Kept keys = table_of(c.keys_of(owner));
-    perform(AttendBlock{pairs(c, s, k, v, keys), tensor(m), tensor(l), tensor(a), c.wide()},
+    perform(AttendBlock{pairs(c, s, k, v, keys), tensor(m), tensor(l), tensor(a)},
             "a block of attention");
   });
 
@@ -341,9 +347,9 @@ void BlockwiseAttention::backward(Rank& rank, Saved& state, std::span<const View
         const Kept keys = table_of(c.keys_of(owner));
         const AttentionPull pull{pairs(c, s, k, v, keys), tensor(g), tensor(s.lse.view()),
                                  tensor(delta)};
-        perform(QueryGradient{pull, tensor(dq), c.wide()}, "the gradient of queries");
-        perform(KeyGradient{pull, tensor(own_dk), tensor(own_dv), c.wide()},
-                "the gradient of keys");
+        perform(QueryGradient{pull, tensor(dq)}, "the gradient of queries");
+        perform(KeyGradient{pull, tensor(own_dk)}, "the gradient of keys");
+        perform(ValueGradient{pull, tensor(own_dv)}, "the gradient of values");
       });
   const bool copies = c.exchanges() && heads_of(gradients[1]) % c.exchange().size() != 0;
   return_gradient(c, dq, gradients[0], false);

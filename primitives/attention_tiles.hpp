@@ -1,110 +1,91 @@
-// Bodies of blockwise attention: rows (query, head) against the keys of one block, tile by tile, so
-// that no matrix of all scores exists. Shapes: q [queries, heads, dk], k [keys, kv_heads, dk],
-// v [keys, kv_heads, dv]; labels [n, 2] are (sequence, position), sequence -1 sees nothing and is
-// not seen. Pairs that are masked are never touched: padding may hold anything.
+// Bodies of blockwise attention: a tile of rows against the keys of one block, or of keys against
+// the rows that see them, tile by tile, so that no matrix of all scores exists. Pairs that are
+// masked are no terms of any sum: padding may hold anything.
 //
-//   s = scale q.k, softcap: c tanh(s / c)
-//   merging a tile into (m, l, a):  m' = max(m, m_t)   l' = e^(m-m') l + sum e^(s-m')
-//                                   a' = e^(m-m') a + sum e^(s-m') v
 //   p = e^(s-lse)   ds = scale p (g.v - delta) (1 - tanh^2)   delta = g.o - g_lse
 //   dq = sum ds k   dk = sum ds q   dv = sum p g
+//
+// A result wider than a strip is made strip by strip, each with the scores of its own. Nothing is
+// added up by more than one team, so that bits do not depend on which comes first.
 #pragma once
-#include <cmath>
-
-#include "primitives/element.hpp"
+#include "primitives/attention_softmax.hpp"
 
 namespace shardproof::primitives {
 
-struct AttentionPairs {
-  Tensor q, k, v, queries, keys;
-  int64_t heads = 1, kv_heads = 1, key_dim = 1, value_dim = 1;
-  double scale = 1, softcap = 0;
-  int64_t left = -1, right = -1;  // window, -1 without limit
-  bool causal = false;
-
-  template <class F>
-  void each_tensor(F f) {
-    f(q), f(k), f(v), f(queries), f(keys);
-  }
-  SHARDPROOF_HD int64_t query_count() const { return queries.elements / 2; }
-  SHARDPROOF_HD int64_t key_count() const { return keys.elements / 2; }
-  SHARDPROOF_HD int64_t heads_of_group() const { return heads / kv_heads; }
-  SHARDPROOF_HD int64_t key_row(int64_t key, int64_t head) const {
-    return key * kv_heads + head / heads_of_group();
-  }
-  SHARDPROOF_HD bool sees(int64_t query, int64_t key) const {
-    const int64_t sequence = queries.integer(2 * query);
-    if (sequence < 0 || sequence != keys.integer(2 * key)) return false;
-    const int64_t ahead = keys.integer(2 * key + 1) - queries.integer(2 * query + 1);
-    return (ahead <= 0 || !causal) && (left < 0 || -ahead <= left) && (right < 0 || ahead <= right);
-  }
-  template <class A>
-  SHARDPROOF_HD static A dot(const Tensor& a, int64_t row_a, const Tensor& b, int64_t row_b,
-                             int64_t n) {
-    A sum = 0;
-    for (int64_t c = 0; c < n; ++c) sum += a.load<A>(row_a * n + c) * b.load<A>(row_b * n + c);
-    return sum;
-  }
-  // Rows of q and k; `slope`: of the softcap there.
-  template <class A>
-  SHARDPROOF_HD A score(int64_t row, int64_t key, A& slope) const {
-    const A s = A(scale) * dot<A>(q, row, k, key, key_dim);
-    slope = 1;
-    if (softcap == 0) return s;
-    const A t = std::tanh(s / A(softcap));
-    slope = A(1) - t * t;
-    return A(softcap) * t;
-  }
+struct NoRow {
+  SHARDPROOF_HD void operator()(int, int64_t) const {}
 };
+
+// How tiles of a side's rows are numbered: groups of heads side by side.
+template <class Size>
+SHARDPROOF_HD int64_t tiles_of(const AttentionSide& side, int64_t groups) {
+  return (side.count() + Size::own - 1) / Size::own * groups;
+}
 
 // Merges a block of keys into m, l [queries, heads] and a [queries, heads, dv].
 struct AttendBlock {
-  static constexpr Shape shape = Shape::rows;
+  static constexpr Shape shape = Shape::tiles;
+  static constexpr int blocks = 3;
   AttentionPairs of;
   Tensor m, l, a;
-  bool wide = false;
   template <class F>
   void each_tensor(F f) {
     of.each_tensor(f), f(m), f(l), f(a);
   }
-  SHARDPROOF_HD int64_t rows() const { return m.elements; }
-  template <class A, class Team>
-  SHARDPROOF_HD void row(int64_t r, const Team& team) const {
-    const int64_t query = r / of.heads, head = r % of.heads, width = of.value_dim;
-    const A nothing = -A(INFINITY);
-    A* p = team.template scratch<A>();
-    A top = m.load<A>(r), sum = l.load<A>(r);
-    for (int64_t first = 0; first < of.key_count(); first += Team::tile) {
-      const int64_t rest = of.key_count() - first, n = rest < Team::tile ? rest : Team::tile;
-      A greatest = nothing, slope;
-      for (int64_t t = team.first(); t < n; t += team.step()) {
-        p[t] = of.sees(query, first + t) ? of.score<A>(r, of.key_row(first + t, head), slope)
-                                         : nothing;
-        greatest = greatest < p[t] ? p[t] : greatest;
+  Number factors() const { return of.factors; }
+  template <class Math, class Team>
+  using Room = SoftmaxRoom<Math, Team>;
+  template <class Math, class Team>
+  SHARDPROOF_HD int64_t tiles() const {
+    return tiles_of<typename Team::template Size<Math>>(of.query_side(0), of.kv_heads);
+  }
+  // The last queries come first: under a causal mask they see the most.
+  template <class Math, class Team>
+  SHARDPROOF_HD void tile(int64_t i, const Team& team, Room<Math, Team>& room) const {
+    using Size = typename Team::template Size<Math>;
+    const int64_t from_last = tiles<Math, Team>() - 1 - i;
+    const AttentionSide own = of.query_side(from_last % of.kv_heads),
+                        other = of.key_side(from_last % of.kv_heads);
+    AttentionWalk<Math, Team, 1> walk(team, room, of, own, from_last / of.kv_heads * Size::own,
+                                      other, false, NoRow{});
+    for (int64_t strip = 0; strip == 0 || strip < of.value_dim; strip += Size::strip)
+      attend(team, room, walk, strip);
+    each_row(team, walk.extent(), [&](int r) {
+      m.store(room.own_rows.line[r], room.top[r]);
+      l.store(room.own_rows.line[r], room.sum[r]);
+    });
+  }
+
+ private:
+  template <class Team, class F>
+  SHARDPROOF_HD static void each_row(const Team& team, Extent n, F f) {
+    for (int r = team.thread(); r < n.own; r += Team::threads) f(r);
+  }
+  template <class Math, class Team>
+  SHARDPROOF_HD void attend(const Team& team, SoftmaxRoom<Math, Team>& room,
+                            AttentionWalk<Math, Team, 1>& walk, int64_t strip) const {
+    using A = typename Math::Sum;
+    typename Team::template Sums<Math> sums(team);
+    walk.take(a, of.value_dim, strip, sums);
+    each_row(team, walk.extent(), [&](int r) {
+      room.top[r] = m.load<A>(room.own_rows.line[r]);
+      room.sum[r] = l.load<A>(room.own_rows.line[r]);
+    });
+    for (walk.again(); walk.next(NoRow{});) {
+      {
+        typename Team::template Dots<Math> dots(team);
+        walk.multiply(0, dots);
+        walk.put_scores(dots);
       }
-      greatest = team.greatest(greatest);
-      if (greatest == nothing) continue;
-      const A before = top;
-      top = top < greatest ? greatest : top;
-      const A kept = std::exp(before - top);
-      A added = 0;
-      for (int64_t t = team.first(); t < n; t += team.step()) {
-        p[t] = p[t] == nothing ? A(0) : std::exp(p[t] - top);
-        added += p[t];
-      }
-      sum = kept * sum + team.sum(added);
-      team.join();
-      for (int64_t c = team.first(); c < width; c += team.step()) {
-        A value = kept * a.load<A>(r * width + c);
-        for (int64_t t = 0; t < n; ++t)
-          if (p[t] != 0) value += p[t] * of.v.load<A>(of.key_row(first + t, head) * width + c);
-        a.store(r * width + c, value);
-      }
-      team.join();  // the next tile takes the place of this one
+      merge_scores<Math>(team, room, walk.extent(), [&](int r, int c, A dot) {
+        A slope;
+        return walk.sees(r, c) ? of.score(dot, slope) : -A(INFINITY);
+      });
+      sums.each(walk.extent(of.value_dim - strip),
+                [&](int r, int, A& sum) { sum *= room.kept[r]; });
+      walk.add(1, strip, sums);
     }
-    if (!team.leads()) return;
-    m.store(r, top);
-    l.store(r, sum);
+    walk.give(sums, a, of.value_dim, strip);
   }
 };
 
@@ -154,7 +135,7 @@ struct AttentionDelta {
   }
 };
 
-// What a pair of a row (query, head) and a key gives back.
+// What a pair of a row (query, head) and a key gives back rests on these.
 struct AttentionPull {
   AttentionPairs of;
   Tensor g, lse, delta;
@@ -162,99 +143,156 @@ struct AttentionPull {
   void each_tensor(F f) {
     of.each_tensor(f), f(g), f(lse), f(delta);
   }
-  template <class A>
-  SHARDPROOF_HD void pair(int64_t row, int64_t key, A& p, A& ds) const {
-    A slope;
-    const A s = of.score<A>(row, key, slope);
-    p = std::exp(s - lse.load<A>(row));
-    const A along = of.dot<A>(g, row, of.v, key, of.value_dim) - delta.load<A>(row);
-    ds = A(of.scale) * (p * along * slope);
+  SHARDPROOF_HD AttentionSide side(bool keys, int64_t group) const {
+    return keys ? of.key_side(group) : of.query_side(group, &g);
   }
 };
 
-// dq += sum over the keys of a block.
-struct QueryGradient {
-  static constexpr Shape shape = Shape::rows;
-  AttentionPull pull;
-  Tensor dq;
-  bool wide = false;
-  template <class F>
-  void each_tensor(F f) {
-    pull.each_tensor(f), f(dq);
-  }
-  SHARDPROOF_HD int64_t rows() const { return pull.delta.elements; }
-  template <class A, class Team>
-  SHARDPROOF_HD void row(int64_t r, const Team& team) const {
-    const AttentionPairs& of = pull.of;
-    const int64_t query = r / of.heads, head = r % of.heads, width = of.key_dim;
-    A* ds = team.template scratch<A>();
-    for (int64_t first = 0; first < of.key_count(); first += Team::tile) {
-      const int64_t rest = of.key_count() - first, n = rest < Team::tile ? rest : Team::tile;
-      for (int64_t t = team.first(); t < n; t += team.step()) {
-        A p;
-        ds[t] = 0;
-        if (of.sees(query, first + t)) pull.pair(r, of.key_row(first + t, head), p, ds[t]);
-      }
-      team.join();
-      for (int64_t c = team.first(); c < width; c += team.step()) {
-        A sum = dq.load<A>(r * width + c);
-        for (int64_t t = 0; t < n; ++t)
-          if (ds[t] != 0) sum += ds[t] * of.k.load<A>(of.key_row(first + t, head) * width + c);
-        dq.store(r * width + c, sum);
-      }
-      team.join();
-    }
+template <class Math, class Team, int held>
+struct PullRoom : WalkRoom<Math, Team, held> {
+  using Size = typename Team::template Size<Math>;
+  static constexpr int rows = Size::own < Size::other ? Size::other : Size::own;
+  typename Math::Sum lse[rows], delta[rows];  // of the queries of the tile
+};
+
+// The statistics of queries to the room, as their rows are listed.
+template <class Room>
+struct StatisticsOf {
+  const AttentionPull& pull;
+  Room& room;
+  bool due;
+  SHARDPROOF_HD void operator()(int r, int64_t line) const {
+    if (!due || line < 0) return;
+    using A = std::remove_reference_t<decltype(room.lse[0])>;
+    room.lse[r] = pull.lse.template load<A>(line);
+    room.delta[r] = pull.delta.template load<A>(line);
   }
 };
 
-// dk, dv += sum over the queries and over the heads that a key serves.
-struct KeyGradient {
-  static constexpr Shape shape = Shape::rows;
+// p of a pair, times the slope of the softcap where that is asked for; 0 where it is masked.
+template <bool with_slope, class Walk, class A>
+SHARDPROOF_HD A probability(const AttentionPull& pull, const Walk& walk, int own, int other, A dot,
+                            A lse) {
+  if (!walk.sees(own, other)) return 0;
+  A slope;
+  const A p = std::exp(pull.of.score(dot, slope) - lse);
+  return with_slope ? p * slope : p;
+}
+
+// Queries: dq += sum of ds k over the keys of a block. Keys: dk += sum of ds q over the queries and
+// the heads that a key serves.
+template <bool own_keys>
+struct ScoreGradient {
+  static constexpr Shape shape = Shape::tiles;
+  static constexpr int blocks = 2;
   AttentionPull pull;
-  Tensor dk, dv;
-  bool wide = false;
+  Tensor gradient;
   template <class F>
   void each_tensor(F f) {
-    pull.each_tensor(f), f(dk), f(dv);
+    pull.each_tensor(f), f(gradient);
   }
-  SHARDPROOF_HD int64_t rows() const { return pull.of.key_count() * pull.of.kv_heads; }
-  // The n-th row that the key row meets.
-  SHARDPROOF_HD int64_t query_of(int64_t n) const { return n / pull.of.heads_of_group(); }
-  SHARDPROOF_HD int64_t row_of(int64_t n, int64_t group) const {
-    const int64_t shared = pull.of.heads_of_group();
-    return query_of(n) * pull.of.heads + group * shared + n % shared;
+  Number factors() const { return pull.of.factors; }
+  template <class Math, class Team>
+  using Room = PullRoom<Math, Team, 2>;
+  template <class Math, class Team>
+  SHARDPROOF_HD int64_t tiles() const {
+    using Size = typename Team::template Size<Math>;
+    return tiles_of<Size>(pull.side(own_keys, 0), pull.of.kv_heads);
   }
-  template <class A, class Team>
-  SHARDPROOF_HD void add(int64_t key_row, const A* factor, int64_t first, int64_t n,
-                         const Tensor& of_queries, const Tensor& sums, int64_t width,
-                         const Team& team) const {
-    for (int64_t c = team.first(); c < width; c += team.step()) {
-      A sum = sums.load<A>(key_row * width + c);
-      for (int64_t t = 0; t < n; ++t)
-        if (factor[t] != 0)
-          sum += factor[t] *
-                 of_queries.load<A>(row_of(first + t, key_row % pull.of.kv_heads) * width + c);
-      sums.store(key_row * width + c, sum);
-    }
-  }
-  template <class A, class Team>
-  SHARDPROOF_HD void row(int64_t key_row, const Team& team) const {
-    const AttentionPairs& of = pull.of;
-    const int64_t key = key_row / of.kv_heads, group = key_row % of.kv_heads,
-                  count = of.query_count() * of.heads_of_group();
-    A *p = team.template scratch<A>(), *ds = p + Team::tile;
-    for (int64_t first = 0; first < count; first += Team::tile) {
-      const int64_t rest = count - first, n = rest < Team::tile ? rest : Team::tile;
-      for (int64_t t = team.first(); t < n; t += team.step()) {
-        p[t] = ds[t] = 0;
-        if (of.sees(query_of(first + t), key))
-          pull.pair(row_of(first + t, group), key_row, p[t], ds[t]);
+  template <class Math, class Team>
+  SHARDPROOF_HD void tile(int64_t i, const Team& team, Room<Math, Team>& room) const {
+    using Size = typename Team::template Size<Math>;
+    const int64_t groups = pull.of.kv_heads, t = own_keys ? i : tiles<Math, Team>() - 1 - i;
+    const AttentionSide own = pull.side(own_keys, t % groups),
+                        other = pull.side(!own_keys, t % groups);
+    using Statistics = StatisticsOf<Room<Math, Team>>;
+    AttentionWalk<Math, Team, 2> walk(team, room, pull.of, own, t / groups * Size::own, other,
+                                      own_keys, Statistics{pull, room, !own_keys});
+    for (int64_t strip = 0; strip < pull.of.key_dim; strip += Size::strip) {
+      typename Team::template Sums<Math> sums(team);
+      walk.take(gradient, pull.of.key_dim, strip, sums);
+      for (walk.again(); walk.next(Statistics{pull, room, own_keys});) {
+        factors_of<Math>(team, walk, room);
+        walk.add(0, strip, sums);
       }
-      team.join();
-      add(key_row, ds, first, n, of.q, dk, of.key_dim, team);
-      add(key_row, p, first, n, pull.g, dv, of.value_dim, team);
-      team.join();
+      walk.give(sums, gradient, pull.of.key_dim, strip);
     }
+  }
+
+ private:
+  // ds, as weights.
+  template <class Math, class Team, class Walk>
+  SHARDPROOF_HD void factors_of(const Team& team, Walk& walk, Room<Math, Team>& room) const {
+    using A = typename Math::Sum;
+    typename Team::template Dots<Math> dots(team);
+    walk.multiply(0, dots);
+    walk.put_scores(dots);
+    team.join();
+    walk.each_score(walk.extent(), [&](int r, int c, A& value) {
+      value = probability<true>(pull, walk, r, c, value, room.lse[own_keys ? c : r]);
+    });
+    walk.multiply(1, dots);
+    team.join();
+    dots.each(walk.extent(), [&](int r, int c, A along) {
+      const A p = room.score.scores.at(r, c);
+      const A ds = p == 0 ? A(0) : A(pull.of.scale) * (p * (along - room.delta[own_keys ? c : r]));
+      room.score.weights().at(r, c) = Math::narrow(ds);
+    });
+  }
+};
+using QueryGradient = ScoreGradient<false>;
+using KeyGradient = ScoreGradient<true>;
+
+// dv += sum of p g over the queries and the heads that a key serves.
+struct ValueGradient {
+  static constexpr Shape shape = Shape::tiles;
+  static constexpr int blocks = 3;
+  AttentionPull pull;
+  Tensor gradient;
+  template <class F>
+  void each_tensor(F f) {
+    pull.each_tensor(f), f(gradient);
+  }
+  Number factors() const { return pull.of.factors; }
+  template <class Math, class Team>
+  using Room = PullRoom<Math, Team, 1>;
+  template <class Math, class Team>
+  SHARDPROOF_HD int64_t tiles() const {
+    return tiles_of<typename Team::template Size<Math>>(pull.of.key_side(0), pull.of.kv_heads);
+  }
+  template <class Math, class Team>
+  SHARDPROOF_HD void tile(int64_t i, const Team& team, Room<Math, Team>& room) const {
+    using Size = typename Team::template Size<Math>;
+    const int64_t groups = pull.of.kv_heads, width = pull.of.value_dim;
+    const AttentionSide own = pull.of.key_side(i % groups),
+                        other = pull.of.query_side(i % groups, &pull.g);
+    AttentionWalk<Math, Team, 1> walk(team, room, pull.of, own, i / groups * Size::own, other, true,
+                                      NoRow{});
+    for (int64_t strip = 0; strip < width; strip += Size::strip) {
+      typename Team::template Sums<Math> sums(team);
+      walk.take(gradient, width, strip, sums);
+      for (walk.again(); walk.next(StatisticsOf<Room<Math, Team>>{pull, room, true});) {
+        factors_of<Math>(team, walk, room);
+        walk.add(1, strip, sums);
+      }
+      walk.give(sums, gradient, width, strip);
+    }
+  }
+
+ private:
+  // p, as weights.
+  template <class Math, class Team, class Walk>
+  SHARDPROOF_HD void factors_of(const Team& team, Walk& walk, Room<Math, Team>& room) const {
+    using A = typename Math::Sum;
+    typename Team::template Dots<Math> dots(team);
+    walk.multiply(0, dots);
+    walk.put_scores(dots);
+    team.join();
+    walk.each_score(walk.extent(), [&](int r, int c, A& value) {
+      value = probability<false>(pull, walk, r, c, value, room.lse[c]);
+      if constexpr (sizeof(typename Math::Factor) < sizeof(A))
+        room.score.weights().at(r, c) = Math::narrow(value);
+    });
   }
 };
 

@@ -30,16 +30,22 @@
 #define SHARDPROOF_EXPERT_BODIES(each) \
   each(TakeRows) each(WeighedRows) each(RowsOfToken) each(ProbGradient)
 
-#define SHARDPROOF_ATTENTION_BODIES(each) \
-  each(AttendBlock) each(AttentionOutput) each(AttentionDelta) each(QueryGradient) each(KeyGradient)
+// Each of these has a kernel for every type of factors.
+#define SHARDPROOF_ATTEND_BODIES(each) each(AttendBlock) each(AttentionOutput) each(AttentionDelta)
+#define SHARDPROOF_QUERY_GRADIENT_BODIES(each) each(QueryGradient)
+#define SHARDPROOF_KEY_GRADIENT_BODIES(each) each(KeyGradient)
+#define SHARDPROOF_VALUE_GRADIENT_BODIES(each) each(ValueGradient)
 
-#define SHARDPROOF_BODIES(each)     \
-  SHARDPROOF_POINTWISE_BODIES(each) \
-  SHARDPROOF_GATE_BODIES(each)      \
-  SHARDPROOF_NORM_BODIES(each)      \
-  SHARDPROOF_CLIP_BODIES(each)      \
-  SHARDPROOF_ROTARY_BODIES(each)    \
-  SHARDPROOF_LOSS_BODIES(each)      \
-  SHARDPROOF_VOCAB_BODIES(each)     \
-  SHARDPROOF_EXPERT_BODIES(each)    \
-  SHARDPROOF_ATTENTION_BODIES(each)
+#define SHARDPROOF_BODIES(each)          \
+  SHARDPROOF_POINTWISE_BODIES(each)      \
+  SHARDPROOF_GATE_BODIES(each)           \
+  SHARDPROOF_NORM_BODIES(each)           \
+  SHARDPROOF_CLIP_BODIES(each)           \
+  SHARDPROOF_ROTARY_BODIES(each)         \
+  SHARDPROOF_LOSS_BODIES(each)           \
+  SHARDPROOF_VOCAB_BODIES(each)          \
+  SHARDPROOF_EXPERT_BODIES(each)         \
+  SHARDPROOF_ATTEND_BODIES(each)         \
+  SHARDPROOF_QUERY_GRADIENT_BODIES(each) \
+  SHARDPROOF_KEY_GRADIENT_BODIES(each)   \
+  SHARDPROOF_VALUE_GRADIENT_BODIES(each)

@@ -104,6 +104,22 @@ SHARDPROOF_HD inline float widened_f16(uint16_t bits) {
   return same_bits<float>(sign | wide << 23 | fraction << 13);
 }
 
+// As `narrowed` rounds; a device has an instruction for it.
+template <Number half>
+SHARDPROOF_HD uint16_t rounded_half(float value) {
+  static_assert(half == Number::bf16 || half == Number::f16);
+#if defined(__NVCC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint16_t bits;
+  if constexpr (half == Number::bf16)
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  else
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+#else
+  return half == Number::bf16 ? narrowed(value, {8, 7}) : narrowed(value, {5, 10});
+#endif
+}
+
 inline constexpr int most_dims = 5;
 
 // Strides count elements; row-major order of the indices numbers the elements. Null: no tensor.
@@ -127,12 +143,17 @@ struct Tensor {
     }
     return offset + i * strides[0];
   }
-  SHARDPROOF_HD void* at(int64_t i) const {
-    return static_cast<char*>(data) + place(i) * bytes_of(number);
+  SHARDPROOF_HD void* address(int64_t place) const {
+    return static_cast<char*>(data) + place * bytes_of(number);
   }
+  SHARDPROOF_HD void* at(int64_t i) const { return address(place(i)); }
   template <class A = double>
   SHARDPROOF_HD A load(int64_t i) const {
-    const void* from = at(i);
+    return load_from<A>(place(i));
+  }
+  template <class A = double>
+  SHARDPROOF_HD A load_from(int64_t place) const {
+    const void* from = address(place);
     switch (number) {
       case Number::f64:
         return A(read_element<double>(from));
@@ -194,19 +215,12 @@ struct Tensor {
   }
 };
 
-// How a body is run: once an element, or once a row or column by a team of threads.
-enum class Shape { elements, rows, columns };
+// How a body is run: once an element, or once a row, column or tile (tiles.hpp) by a team of
+// threads.
+enum class Shape { elements, rows, columns, tiles };
 
-// The team of one: a serial loop. A device's is a block of threads (cuda/grid.cuh). Scratch holds
-// two tiles; what one thread puts there the others see after `join`, or after a sum or maximum.
+// The team of one: a serial loop. A device's is a block of threads (cuda/grid.cuh).
 struct Alone {
-  static constexpr int tile = 64;
-  SHARDPROOF_HD Alone() { room_[0] = 0; }  // scratch stays as it is
-  template <class A>
-  SHARDPROOF_HD A* scratch() const {
-    return reinterpret_cast<A*>(room_);
-  }
-  SHARDPROOF_HD void join() const {}
   SHARDPROOF_HD int64_t first() const { return 0; }
   SHARDPROOF_HD int64_t step() const { return 1; }
   SHARDPROOF_HD bool leads() const { return true; }
@@ -218,9 +232,6 @@ struct Alone {
   SHARDPROOF_HD A greatest(A own) const {
     return own;
   }
-
- private:
-  alignas(8) mutable unsigned char room_[2 * tile * 8];
 };
 
 }  // namespace shardproof::primitives

@@ -1,32 +1,23 @@
-// Bodies as kernels: one thread an element, one block a row, a tile of threads a strip of columns.
+// Bodies as kernels: one thread an element, one block a row or a tile (tile_block.cuh), a tile of
+// threads a strip of columns.
 // Grids are strided by 64-bit indices, so that any size fits; the order of a sum depends on the
 // shape alone. A size of zero is no launch: the runtime refuses a grid without a block.
 #pragma once
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cub/block/block_reduce.cuh>
 
 #include "primitives/cuda/noted.hpp"
+#include "primitives/cuda/tile_block.cuh"
 #include "primitives/launch.hpp"
 
 namespace shardproof::primitives::cuda {
 
 constexpr int block_threads = 256, warp_threads = 32;
-constexpr int64_t most_blocks = 65535;
-
-inline unsigned blocks(int64_t wanted) { return unsigned(std::min(wanted, most_blocks)); }
 
 // The threads of a block as one team (Alone of element.hpp is the team of one).
 class BlockTeam {
  public:
-  static constexpr int tile = 128;
-  template <class A>
-  __device__ A* scratch() const {
-    __shared__ A room[2 * tile];
-    return room;
-  }
-  __device__ void join() const { __syncthreads(); }
   __device__ int64_t first() const { return threadIdx.x; }
   __device__ int64_t step() const { return blockDim.x; }
   __device__ bool leads() const { return threadIdx.x == 0; }
@@ -103,6 +94,8 @@ int run(const Body& body, void* stream) {
   } else if constexpr (Body::shape == Shape::rows) {
     return start(body.wide ? each_row<double, Body> : each_row<float, Body>, body.rows(), stream,
                  body);
+  } else if constexpr (Body::shape == Shape::tiles) {
+    return run_tiles(body, stream);
   } else {
     return start(body.wide ? each_column<double, Body> : each_column<float, Body>,
                  (body.columns() + warp_threads - 1) / warp_threads, stream, body);

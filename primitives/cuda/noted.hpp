@@ -2,6 +2,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <cstdint>
+
 namespace shardproof::primitives::cuda {
 
 // A failed call leaves its code behind, which the next launch would report as its own.
@@ -10,15 +13,26 @@ inline int noted(cudaError_t code) {
   return code;
 }
 
-// A kernel on a stream, with the code of its launch. The runtime's function, and not <<< >>>, so
-// that a compiler of the host alone reads it too.
+inline unsigned blocks(int64_t wanted) { return unsigned(std::min(wanted, int64_t(65535))); }
+
+// A kernel on a stream, with the code of its launch, and with bytes of shared memory. The runtime's
+// function, and not <<< >>>, so that a compiler of the host alone reads it too.
+template <class... Parameters, class... Arguments>
+int noted_launch_with(size_t shared, void (*kernel)(Parameters...), unsigned blocks,
+                      unsigned threads, void* stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(stream);
+  if (shared > 48 << 10) {  // more than a block has unasked
+    const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    if (const int code = noted(cudaFuncSetAttribute(kernel, most, int(shared)))) return code;
+  }
+  return noted(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
 template <class... Parameters, class... Arguments>
 int noted_launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, void* stream,
                  const Arguments&... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks, config.blockDim = threads;
-  config.stream = static_cast<cudaStream_t>(stream);
-  return noted(cudaLaunchKernelEx(&config, kernel, arguments...));
+  return noted_launch_with(0, kernel, blocks, threads, stream, arguments...);
 }
 
 }  // namespace shardproof::primitives::cuda

@@ -108,7 +108,7 @@ TEST(Columns, AreSummedFromTheFirstRowToTheLast) {
 // More keys than a tile, in descending order of score and ascending: the running maximum changes in
 // every tile or in none. Scores are 0 or log 2: l = 2 a + b counts them, exactly in shape.
 TEST(Attention, TilesMergeInAnyOrder) {
-  constexpr int64_t keys = 3 * Alone::tile + 5;
+  constexpr int64_t keys = 12 * 16 + 5;
   double q = 1, m, l, a;
   std::vector<double> k(keys), v(keys);
   std::vector<int64_t> key_labels(2 * keys, 0), query_label{0, 0};
@@ -123,9 +123,10 @@ TEST(Attention, TilesMergeInAnyOrder) {
     of.q = one(&q, Number::f64);
     of.k = {k.data(), Number::f64, 1, {keys}, {1}, keys};
     of.v = {v.data(), Number::f64, 1, {keys}, {1}, keys};
+    of.factors = Number::f64;
     of.queries = {query_label.data(), Number::i64, 1, {2}, {1}, 2};
     of.keys = {key_labels.data(), Number::i64, 1, {2 * keys}, {1}, 2 * keys};
-    run(AttendBlock{of, one(&m, Number::f64), one(&l, Number::f64), one(&a, Number::f64), true});
+    run(AttendBlock{of, one(&m, Number::f64), one(&l, Number::f64), one(&a, Number::f64)});
     const double greater = ascending ? keys - 100 : 100, less = keys - greater;
     EXPECT_EQ(m, std::log(2.0));
     EXPECT_NEAR(l, greater + less / 2, 1e-12 * keys);
@@ -140,7 +141,8 @@ TEST(Attention, ARowThatSeesNothingStaysEmpty) {
   of.q = one(&q, Number::f64), of.k = one(&k, Number::f64), of.v = one(&v, Number::f64);
   of.queries = {query, Number::i64, 1, {2}, {1}, 2}, of.keys = {key, Number::i64, 1, {2}, {1}, 2};
   const Tensor tm = one(&m, Number::f64), tl = one(&l, Number::f64), ta = one(&a, Number::f64);
-  run(AttendBlock{of, tm, tl, ta, true});
+  of.factors = Number::f64;
+  run(AttendBlock{of, tm, tl, ta});
   run(AttentionOutput{tm, tl, ta, one(&o, Number::f64), one(&lse, Number::f64),
                       one(&ko, Number::f64), one(&klse, Number::f64), 1, true});
   EXPECT_EQ(o, 0);

@@ -347,14 +347,13 @@ AttentionPairs pairs(Pool& p, const Variant& v, int64_t queries, int64_t keys) {
   of.v = p.tensor(v.number(), {keys, 1, of.value_dim}, integers(1));
   of.queries = p.tensor(Number::i64, {queries, 2}, label);
   of.keys = p.tensor(Number::i64, {keys, 2}, label);
-  of.causal = true;
+  of.mask.causal = true, of.factors = v.number();
   return of;
 }
 void example(Pool& p, const Variant& v, AttendBlock& b) {
   const int64_t rows = 2 * v.rows;
-  b = {pairs(p, v, v.rows, 300), p.tensor(v.number(), {rows}, all(0)),
-       p.tensor(v.number(), {rows}, all(2)), p.tensor(v.number(), {rows, v.columns}, integers(2)),
-       v.wide};
+  b = {pairs(p, v, v.rows, 70), p.tensor(v.number(), {rows}, all(0)),
+       p.tensor(v.number(), {rows}, all(2)), p.tensor(v.number(), {rows, v.columns}, integers(2))};
 }
 void example(Pool& p, const Variant& v, AttentionOutput& b) {
   b = {p.tensor(v.number(), {v.rows}, halves(1)),
@@ -381,11 +380,13 @@ AttentionPull pull(Pool& p, const Variant& v, int64_t queries, int64_t keys) {
           p.tensor(v.number(), {2 * queries}, integers(3))};
 }
 void example(Pool& p, const Variant& v, QueryGradient& b) {
-  b = {pull(p, v, v.rows, 300), p.tensor(v.number(), {v.rows, 2, 3}, integers(4)), v.wide};
+  b = {pull(p, v, v.rows, 70), p.tensor(v.number(), {v.rows, 2, 3}, integers(4))};
 }
 void example(Pool& p, const Variant& v, KeyGradient& b) {
-  b = {pull(p, v, 150, v.rows), p.tensor(v.number(), {v.rows, 1, 3}, integers(4)),
-       p.tensor(v.number(), {v.rows, 1, v.columns}, integers(5)), v.wide};
+  b = {pull(p, v, 35, v.rows), p.tensor(v.number(), {v.rows, 1, 3}, integers(4))};
+}
+void example(Pool& p, const Variant& v, ValueGradient& b) {
+  b = {pull(p, v, 35, v.rows), p.tensor(v.number(), {v.rows, 1, v.columns}, integers(5))};
 }
 
 // ---- Kernels against loops

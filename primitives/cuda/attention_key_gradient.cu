@@ -1,4 +1,4 @@
 #include "primitives/bodies.hpp"
 #include "primitives/cuda/grid.cuh"
 
-SHARDPROOF_ATTENTION_BODIES(SHARDPROOF_KERNEL)
+SHARDPROOF_KEY_GRADIENT_BODIES(SHARDPROOF_KERNEL)
