@@ -599,6 +599,7 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
        crossed({name + " cp=4 layout=zigzag mask=causal"}, heads),
        crossed({name + " cp=4 layout=zigzag mask=causal", name + " cp=2"},
                {"dtype=f32", "dtype=bf16", "dtype=f16", "dtype=bf16 docs=7,1,8",
+                "dtype=bf16 probs=bf16", "dtype=f16 probs=f16 docs=7,1,8 window=3,2",
                 "dtype=f32 acc=f64", "strides=transposed lse_grad=on", "scale=300",
                 "dtype=f32 scale=40", "softcap=2 lse_grad=on", "seq=16 batch=3 v_dim=5",
                 "seq=16 batch=2 dp=2", "kv_tokens=64", "kv_tokens=16 lse_grad=on"}),

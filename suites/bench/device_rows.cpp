@@ -226,10 +226,12 @@ class Measured {
   // ds q, p g.
   void attention(const std::string& dtype, double most) {
     const int64_t tokens = 8192 / scale_, heads = 16, head_dim = 128, n = 8192 / scale_;
+    // Halves are due on the tensor cores: there P and dS are halves too.
+    const std::string probs = dtype == "f32" ? "" : " probs=" + dtype;
     const Case line = parse(
         fmt::format("attention_allgather tokens={} heads={} kv_heads=4 head_dim={} mask=causal "
-                    "dtype={} device=cuda",
-                    tokens, heads, head_dim, dtype),
+                    "dtype={}{} device=cuda",
+                    tokens, heads, head_dim, dtype, probs),
         registry_);
     const double ours = seconds_of_line(line, host_, registry_, device_, 1),
                  square = seconds_of_products(device_, line.dtype(), 5, {{n, n, n, false, true}});
@@ -239,8 +241,9 @@ class Measured {
     add("device_attention_" + dtype, ratio, "ratio",
         fmt::format(
             "forward and backward of attention_allgather, seq {}, {} heads, 4 kv heads, "
-            "head_dim {}, causal / its multiplies at the rate of a product of {} squared; {}",
-            tokens, heads, head_dim, n, reach("at most", most, ratio <= most)));
+            "head_dim {}, causal{} / its multiplies at the rate of a product of {} squared; {}",
+            tokens, heads, head_dim, probs.empty() ? "" : "," + probs, n,
+            reach("at most", most, ratio <= most)));
   }
 
   RankHost& host_;
