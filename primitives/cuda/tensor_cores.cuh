@@ -23,7 +23,29 @@ class WarpSums {
   // product, or, turned, terms.
   template <bool turned, class A, class B>
   __device__ void add(const A& a, int at, const B& b, int k) {
-    if constexpr (!has_warp_matrices) return add_terms<turned>(a, at, b, k);
+    if constexpr (has_warp_matrices)
+      add_matrices<turned>(a, at, b, k);
+    else
+      add_terms<turned>(a, at, b, k);
+  }
+  // f(row, column, sum) for what this lane holds.
+  template <class F>
+  __device__ void each(F f) {
+#pragma unroll
+    for (int i = 0; i < down; ++i) {
+#pragma unroll
+      for (int j = 0; j < across; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          f(row_ + 16 * i + lane_ / 4 + e / 2 * 8, column_ + 8 * j + lane_ % 4 * 2 + e % 2,
+            sum_[i][j][e]);
+      }
+    }
+  }
+
+ private:
+  template <bool turned, class A, class B>
+  __device__ void add_matrices(const A& a, int at, const B& b, int k) {
     uint32_t factors[down][4];
 #pragma unroll
     for (int i = 0; i < down; ++i)
@@ -43,22 +65,6 @@ class WarpSums {
       }
     }
   }
-  // f(row, column, sum) for what this lane holds.
-  template <class F>
-  __device__ void each(F f) {
-#pragma unroll
-    for (int i = 0; i < down; ++i) {
-#pragma unroll
-      for (int j = 0; j < across; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          f(row_ + 16 * i + lane_ / 4 + e / 2 * 8, column_ + 8 * j + lane_ % 4 * 2 + e % 2,
-            sum_[i][j][e]);
-      }
-    }
-  }
-
- private:
   // On devices before 8.0.
   template <bool turned, class A, class B>
   __device__ void add_terms(const A& a, int at, const B& b, int k) {
