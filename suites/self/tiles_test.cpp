@@ -295,6 +295,12 @@ std::vector<Named> shapes() {
   p.strides = Strides::contiguous, p.key_dim = 134, p.value_dim = 130;
   p.queries = one_sequence(19), p.keys = one_sequence(35);
   add("wider than a strip", p);
+  // The last key of a tile stands one ahead of the first query of one, or the first one too far
+  // back.
+  p = {}, p.queries = one_sequence(33, 14), p.keys = one_sequence(48), p.mask.causal = true;
+  add("one pair of a tile is masked", p);
+  p.mask = {false, 16, -1};
+  add("one pair is out of the window", p);
   p.heads = p.kv_heads = 1, p.key_dim = 8, p.value_dim = 8, p.queries = one_sequence(3),
   p.keys = {};
   add("no keys", p);
