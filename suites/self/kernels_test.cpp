@@ -277,6 +277,33 @@ void example(Pool& p, const Variant& v, ShardSums& b) {
        p.unwritten(v.number(), {v.rows}),
        v.wide};
 }
+void example(Pool& p, const Variant& v, ShardExps& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, scores(v.columns)),
+       p.tensor(v.number(), {v.rows}, all(0)), p.unwritten(v.number(), {v.rows}), v.columns,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, LogProbabilities& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, halves(1)),
+       p.tensor(v.number(), {v.rows}, all(2)),
+       p.tensor(v.number(), {v.rows}, all(4)),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       v.columns,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, CotangentSum& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, halves(2)), p.unwritten(v.number(), {v.rows}),
+       v.columns, v.wide};
+}
+void example(Pool& p, const Variant& v, LogSoftmaxGradient& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, halves(1)),
+       p.tensor(v.number(), {v.rows, v.columns}, halves(2)),
+       p.tensor(v.number(), {v.rows}, all(2)),
+       p.tensor(v.number(), {v.rows}, all(4)),
+       p.tensor(v.number(), {v.rows}, halves(3)),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       v.columns,
+       v.wide};
+}
 void example(Pool& p, const Variant& v, LossOfShards& b) {
   b = {ids(p, v, 9),
        p.tensor(v.number(), {v.rows}, [](int64_t t) { return t + 1; }),
