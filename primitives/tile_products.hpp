@@ -1,8 +1,8 @@
 // Products of tiles whose sums each thread of a team holds for itself, in fused multiplications:
 //
 //   dots   C[own row][other row] += sum over columns of own[row][column] other[row][column]
-//   sums   C[own row][column]    += sum over other rows of weight[own row][other row]
-//   other[row][column]
+//   sums   C[own row][column]    += sum over other rows of
+//                                   weight[own row][other row] other[other row][column]
 //
 // The order of a sum is that of its terms, whatever the team. Each is told what is in use of its
 // extents; what lies beyond them holds zeros (Team::upto).

@@ -5,9 +5,8 @@
 //   threads, thread()   how many there are, and which one this is
 //   join()              what one thread has put into shared memory the others see behind it
 //   any, all            of the team's own bool, and a join
-//   upto(whole, there)  how far a loop over a tile's extent goes, of which `there` are in use: the
-//   end
-//                       of what is there, or the extent, so that the loop can be unrolled. What
+//   upto(whole, there)  how far a loop over a tile's extent goes, of which `there` are in use: to
+//                       the end of these, or of the extent, so that the loop can be unrolled. What
 //                       lies between holds zeros then
 //   Size<Math>          extents of tiles
 //   Dots, Sums<Math>    its products (tile_products.hpp)
