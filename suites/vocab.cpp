@@ -272,12 +272,11 @@ std::vector<Key> loss_keys() {
 // leaves without a term (vocab=2 fill=large).
 std::vector<std::string> loss_cases(const std::string& tier) {
   const std::string smoothed = "label_smoothing=0.1";
-  const auto smoke =
-      crossed({"vocab_cross_entropy"},
-              {"tp=2", "tp=4 ignored=5", "tp=4 ignored=5 " + smoothed,
-               "tp=2 ignored=5 smoothing=others " + smoothed, "tp=4 vocab=600 dtype=bf16",
-               "tp=2 dp=2 seq=8 batch=3 strides=transposed",
-               "tp=2 vocab=2 fill=large " + smoothed});
+  const auto smoke = crossed(
+      {"vocab_cross_entropy"},
+      {"tp=2", "tp=4 ignored=5", "tp=4 ignored=5 " + smoothed,
+       "tp=2 ignored=5 smoothing=others " + smoothed, "tp=4 vocab=600 dtype=bf16",
+       "tp=2 dp=2 seq=8 batch=3 strides=transposed", "tp=2 vocab=2 fill=large " + smoothed});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"vocab_cross_entropy", "vocab_cross_entropy tp=2",
                                        "vocab_cross_entropy tp=3", "vocab_cross_entropy tp=4",
