@@ -675,12 +675,12 @@ class Gate {
   // An operator that found sites in a family and was caught at none of them is one that nobody
   // would notice there. Asked of whole families only: a narrowed selection may hold its equivalent
   // sites. A family whose calls all read buffers of its own has none that in_place could do harm
-  // at. MPI runs one site of each kind, so by itself it is a narrowed selection, too.
+  // at. Where not every site is tried (every_site) that is a narrowed selection, too.
   void operators_without_catch() {
-    const auto& lanes = options_.transports;
-    if (!lanes.empty() &&
-        std::all_of(lanes.begin(), lanes.end(), [](auto& t) { return t == "mpi"; }))
-      return;
+    const bool widely =
+        std::any_of(report_.controls.begin(), report_.controls.end(),
+                    [](const ControlResult& c) { return c.lane.starts_with("processes."); });
+    if (!widely) return;
     if (options_.tier == "smoke" || !options_.ranks.empty() || !options_.dtypes.empty() ||
         !options_.checks.empty())
       return;
