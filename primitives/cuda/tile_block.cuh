@@ -46,17 +46,9 @@ __device__ Room& shared_room() {
 #endif
 }
 
-// Blocks that a multiprocessor has shared memory for; 8.0 has 164 KiB, which do for two.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int blocks_at_once = 2;
-#else
-constexpr int blocks_at_once = 3;
-#endif
-
+// Body::blocks: how many a multiprocessor of 9.0 has shared memory for.
 template <class Math, class Body>
-__global__ void __launch_bounds__(BlockTiles::threads,
-                                  Body::blocks < blocks_at_once ? Body::blocks : blocks_at_once)
-    each_tile(Body body) {
+__global__ void __launch_bounds__(BlockTiles::threads, Body::blocks) each_tile(Body body) {
   using Room = typename Body::template Room<Math, BlockTiles>;
   const int64_t tiles = body.template tiles<Math, BlockTiles>();
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x)
