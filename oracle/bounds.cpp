@@ -178,7 +178,7 @@ double element(const Statistical& s, double want, double squares) {
 
 // Rounding to nearest of sums in random order: what tier A takes for granted. Terms that repeat one
 // value round alike.
-bool rounds_at_random(const Evidence& e, const Feed& feed, const Precision& p, const Gauge& g) {
+bool sums_in_random_order(const Evidence& e, const Feed& feed, const Precision& p, const Gauge& g) {
   const bool random = feed.fill == Fill::normal || feed.fill == Fill::large;
   return random && !(e.line && expands(*e.line)) && g.independent && !p.truncates &&
          p.u_factor == 0 && g.bound.empty() && !g.squares.empty() &&
@@ -235,7 +235,7 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
     return element(d, value[i], magnitude ? magnitude[i] : std::abs(value[i]),
                    family ? family[i] : 0);
   };
-  if (!rounds_at_random(e, feed, p, gauge)) return in_any_order;
+  if (!sums_in_random_order(e, feed, p, gauge)) return in_any_order;
   Statistical s = statistical(p, gauge, parts);
   s.tiny = d.tiny;
   const double* squares = gauge.squares.data();
@@ -245,7 +245,7 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
 std::function<double(int64_t)> scale_of(const Evidence& e, const Feed& feed, const Operand& o,
                                         bool gradient, const Whole& want, const Gauge& gauge) {
   const Precision p = precision_of_result(e, o, gradient);
-  if (!rounds_at_random(e, feed, p, gauge)) return nullptr;
+  if (!sums_in_random_order(e, feed, p, gauge)) return nullptr;
   const Statistical s =
       statistical(p, gauge, parts_of(gradient ? dual(o.layout) : o.layout, e.mesh));
   const double *value = want.value.data(), *squares = gauge.squares.data();

@@ -62,7 +62,7 @@ class Gate {
         (size_t(report_.self.named) < registry_.planted().size() || !report_.self.failures.empty()))
       report_.self = {};
     judge(mpi);  // alone: beside a busy process its polls starve
-    if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch();
+    if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch(due);
     if (!interrupted()) rerun_failures();
     leave_open_what_shares_wrong_code();
     close_lanes(due);
@@ -676,13 +676,11 @@ class Gate {
   // would notice there. Asked of whole families only: a narrowed selection may hold its equivalent
   // sites. A family whose calls all read buffers of its own has none that in_place could do harm
   // at. Where not every site is tried (every_site) that is a narrowed selection, too.
-  void operators_without_catch() {
-    const bool widely =
-        std::any_of(report_.controls.begin(), report_.controls.end(),
-                    [](const ControlResult& c) { return c.lane.starts_with("processes."); });
-    if (!widely) return;
-    if (options_.tier == "smoke" || !options_.ranks.empty() || !options_.dtypes.empty() ||
-        !options_.checks.empty())
+  void operators_without_catch(const std::vector<Due>& due) {
+    const auto widely = [&](const Asked& a) { return every_site(std::get<Place>(a)); };
+    const std::vector<Asked> subjects = subjects_of(due);
+    if (std::none_of(subjects.begin(), subjects.end(), widely) || !options_.ranks.empty() ||
+        !options_.dtypes.empty() || !options_.checks.empty())
       return;
     for (const std::string& p : options_.patterns)
       if (!contains(registry_.families(), p)) return;

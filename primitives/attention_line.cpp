@@ -139,11 +139,6 @@ Window window_of(const Case& line) {
   return {sides.at(0), sides.at(1)};
 }
 
-double number_of(const Case& line, const char* key, double fallback) {
-  return !line.has(key) || line.text(key).empty() ? fallback
-                                                  : std::strtod(line.text(key).c_str(), nullptr);
-}
-
 int64_t copies_of_keys(const Case& line) { return at_or(line, "kv_replicas", 1); }
 
 namespace {

@@ -56,7 +56,6 @@ struct Window {
   int64_t left = -1, right = -1;
 };
 Window window_of(const Case&);
-double number_of(const Case&, const char* key, double fallback);  // fallback where empty
 
 // Ranks of tp that hold the same key heads, where there are fewer of these than ranks.
 int64_t copies_of_keys(const Case&);

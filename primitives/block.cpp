@@ -2,6 +2,7 @@
 
 #include "primitives/gate.hpp"
 #include "primitives/gemm.hpp"
+#include "primitives/line.hpp"
 #include "primitives/pointwise.hpp"
 
 namespace shardproof::primitives {
@@ -47,7 +48,7 @@ void activated_backward(const Parallel& p, const View& z, const View& da, const 
 
 }  // namespace
 
-double keep_of(const Case& line) { return 1 - std::stod(line.text("dropout")); }
+double keep_of(const Case& line) { return 1 - number_of(line, "dropout"); }
 
 std::vector<Axis> axes_of_block(const Case& line) {
   if (line.ranks(Axis::tp) == 1 || !line.on("sp")) return {};

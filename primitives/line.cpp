@@ -1,6 +1,8 @@
 #include "primitives/line.hpp"
 
+#include <charconv>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 namespace shardproof::primitives {
@@ -16,6 +18,24 @@ DType accumulation_of(const Case& line) {
 }
 
 bool in_single(const Case& line) { return accumulation_of(line) != DType::f64; }
+
+namespace {
+
+double decimal(std::string_view text) {
+  double value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+}  // namespace
+
+double number_of(const Case& line, const char* key, double fallback) {
+  const std::string_view text = line.has(key) ? line.text(key) : std::string_view();
+  if (text.empty()) return fallback;
+  const size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return decimal(text);
+  return decimal(text.substr(0, slash)) / decimal(text.substr(slash + 1));
+}
 
 std::string said(const Case& line, const char* key) {
   return std::string(key) + "=" + (line.has(key) ? line.text(key) : "");

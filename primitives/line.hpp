@@ -18,6 +18,10 @@ DType type_of_key(const Case&, const char* key, DType fallback);
 DType accumulation_of(const Case&);
 bool in_single(const Case&);  // in f32
 
+// A decimal, or a fraction of two ("1/8"), with a point whatever the locale of the process; the
+// fallback where the line leaves it empty or the contract has no such key.
+double number_of(const Case&, const char* key, double fallback = 0);
+
 std::string said(const Case&, const char* key);  // "tp=4"; "tp=" where the contract has no such key
 
 // Of these axes, in this order, those that have ranks.

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <string>
 
+#include "primitives/line.hpp"
+
 namespace shardproof::mapping {
 namespace {
 
@@ -76,12 +78,7 @@ int dim_of(const Case& line) {
                  "x has two dims");
 }
 
-double scale_of(const Case& line) {
-  const std::string& text = line.text("scale");
-  const size_t slash = text.find('/');
-  const double numerator = std::stod(text.substr(0, slash));
-  return slash == std::string::npos ? numerator : numerator / std::stod(text.substr(slash + 1));
-}
+double scale_of(const Case& line) { return primitives::number_of(line, "scale"); }
 
 std::vector<int64_t> block_extents(const Case& line, int dim) {
   const int64_t extent = line.at(extent_key(dim));

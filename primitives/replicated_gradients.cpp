@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "primitives/clip.hpp"
+#include "primitives/line.hpp"
 #include "primitives/replicated_layers.hpp"
 
 namespace shardproof::primitives {
@@ -61,7 +62,7 @@ void ReplicatedGradients::backward(Rank&, Saved&, std::span<const View> cotangen
 bool ReplicatedClip::counts_replicated(const Parallel& p) const { return p.tp.rank() == 0; }
 bool ReplicatedClip::counts_sharded(const Parallel&) const { return true; }
 
-double max_norm_of(const Case& line) { return std::stod(line.text("max_norm")); }
+double max_norm_of(const Case& line) { return number_of(line, "max_norm"); }
 
 // inputs [replicated], [sharded]; outputs norm [1], then both clipped.
 std::unique_ptr<Saved> ReplicatedClip::forward(Rank& rank, std::span<const View> inputs,
@@ -83,12 +84,7 @@ std::unique_ptr<Saved> ReplicatedClip::forward(Rank& rank, std::span<const View>
 
 // ---- The step
 
-double rate_of(const Case& line) {
-  const std::string& text = line.text("lr");
-  const size_t slash = text.find('/');
-  return slash == std::string::npos ? std::stod(text)
-                                    : std::stod(text) / std::stod(text.substr(slash + 1));
-}
+double rate_of(const Case& line) { return number_of(line, "lr"); }
 
 void ReplicatedStep::update(Parallel& p, const View& w, const View& g, double lr,
                             Communicator& group, const View& next) {

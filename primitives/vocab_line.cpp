@@ -19,7 +19,7 @@ std::optional<Rejected> refused_vocab_loss(const Case& line) {
 }
 
 double smoothing_of(const Case& line, int64_t classes) {
-  const double alpha = std::stod(line.text("label_smoothing"));
+  const double alpha = number_of(line, "label_smoothing");
   if (line.text("smoothing") == "all") return alpha;
   return alpha * double(classes) / double(classes - 1);
 }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "fixtures/context_maps.hpp"
 #include "oracle/check.hpp"
@@ -83,10 +82,8 @@ Key number_key(const char* name, double least, double most, const char* help) {
   Key k{name, "", help};
   k.valid = [least, most](std::string_view text) -> std::string {
     if (text.empty()) return "";
-    const std::string word(text);
-    char* end = nullptr;
-    const double value = std::strtod(word.c_str(), &end);
-    return end != word.c_str() && *end == 0 && value >= least && value <= most
+    const auto value = reading::decimal(text);
+    return value && *value >= least && *value <= most
                ? ""
                : fmt::format("a number from {:g} to {:g}, such as 2.5", least, most);
   };
@@ -260,9 +257,6 @@ std::vector<int64_t> window_of(const Case& c) {
   if (c.text("window").empty()) return {-1, -1};
   return parse_list("window", c.text("window"));
 }
-double number_of(const Case& c, const char* key, double fallback) {
-  return !c.has(key) || c.text(key).empty() ? fallback : std::strtod(c.text(key).c_str(), nullptr);
-}
 int64_t value_dim_of(const Case& c) { return c.at(c.has("v_dim") ? "v_dim" : "head_dim"); }
 bool causal(const Case& c) { return c.text("mask") == "causal"; }
 DType lse_type(const Case& c) { return c.dtype() == DType::f64 ? DType::f64 : DType::f32; }
@@ -275,8 +269,8 @@ reference::Attention attention_of(const Case& c) {
   reference::Attention a;
   a.heads = c.at("heads"), a.kv_heads = c.at("kv_heads");
   a.key_dim = c.at("head_dim"), a.value_dim = value_dim_of(c);
-  a.scale = number_of(c, "scale", 1 / std::sqrt(double(a.key_dim)));
-  a.softcap = number_of(c, "softcap", 0);
+  a.scale = reading::number(c, "scale", 1 / std::sqrt(double(a.key_dim)));
+  a.softcap = reading::number(c, "softcap", 0);
   const auto window = window_of(c);
   a.mask = {causal(c), window[0], window[1]};
   for (const PackedToken& t : labels_of(c, false)) a.queries.push_back({t.document, t.position});
@@ -683,7 +677,7 @@ Contract attention(const char* name, Strategy strategy, const char* summary) {
   c.pairs = pairs;
   c.sequences = sequences_of;
   // Loud scores switch between keys within steps that no finite difference takes.
-  c.stiff = [](const Case& line) { return std::abs(number_of(line, "scale", 0)) >= 10; };
+  c.stiff = [](const Case& line) { return std::abs(reading::number(line, "scale", 0)) >= 10; };
   const std::string line = name;
   c.witnesses = {line + " cp=2 layout=zigzag mask=causal tokens=16 heads=4 kv_heads=2",
                  line + " cp=3 layout=zigzag mask=causal tokens=12 heads=6 kv_heads=3",

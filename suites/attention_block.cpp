@@ -26,7 +26,7 @@ using replicated::ranks_of;
 reference::AttentionBlockShape shape_of(const Case& c) {
   reference::AttentionBlockShape s;
   s.hidden = c.at("hidden");
-  if (!c.text("base").empty()) s.base = std::strtod(c.text("base").c_str(), nullptr);
+  s.base = reading::number(c, "base", s.base);
   s.core = contexts::attention_of(c);
   return s;
 }

@@ -14,6 +14,7 @@
 #include "primitives/linear_line.hpp"
 #include "reference/running_error.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 
 namespace shardproof {
 namespace linears {
@@ -34,12 +35,8 @@ Key share(const char* name, const char* fallback, const char* help) {
   Key k{name, fallback, help};
   k.valid = [](std::string_view text) {
     const bool digits = text.find_first_not_of("0123456789.") == std::string_view::npos;
-    try {
-      size_t end = 0;
-      const double v = std::stod(std::string(text), &end);
-      if (digits && end == text.size() && v >= 0 && v < 1) return std::string();
-    } catch (const std::exception&) {
-    }
+    const auto v = reading::decimal(text);
+    if (digits && v && *v >= 0 && *v < 1) return std::string();
     return std::string("a number from 0 to below 1, such as 0.1");
   };
   return k;

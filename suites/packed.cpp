@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "fixtures/fills.hpp"
 #include "oracle/check.hpp"
@@ -16,6 +15,7 @@
 #include "suites/attention.hpp"
 #include "suites/linear.hpp"
 #include "suites/ours.hpp"
+#include "suites/reading.hpp"
 
 namespace shardproof {
 namespace {
@@ -38,9 +38,7 @@ Gauge gauge_of(const Case& c, const reference::Values& bound) {
 
 // ---- Rotary positions
 
-double base_of(const Case& c) {
-  return c.text("base").empty() ? 10000 : std::strtod(c.text("base").c_str(), nullptr);
-}
+double base_of(const Case& c) { return reading::number(c, "base", 10000); }
 reference::Rotary rotary_of(const Case& c) { return {c.at("heads"), c.at("head_dim"), base_of(c)}; }
 std::vector<int64_t> positions_of(const Case& c) {
   std::vector<int64_t> list;

@@ -2,6 +2,8 @@
 // would be wrong in truth, traffic and kernel alike, and nobody would see it.
 #pragma once
 #include <charconv>
+#include <cmath>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,18 +15,20 @@ namespace shardproof::reading {
 
 inline constexpr double norm_eps = 1e-5;
 
-inline double decimal(std::string_view text) {
+// A decimal with a point, whatever the locale of the process; none where the text is anything else.
+inline std::optional<double> decimal(std::string_view text) {
   double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool all = error == std::errc() && end == text.data() + text.size();
+  return all && std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
-// "0.1", "1/8"; 0 where the line leaves it empty.
-inline double number(const Case& line, const char* key) {
-  const std::string_view text = line.text(key);
+// "0.1", "1/8"; the fallback where the line leaves it empty or the contract has no such key.
+inline double number(const Case& line, const char* key, double fallback = 0) {
+  const std::string_view text = line.has(key) ? line.text(key) : std::string_view();
   const size_t bar = text.find('/');
-  if (bar == std::string_view::npos) return decimal(text);
-  return decimal(text.substr(0, bar)) / decimal(text.substr(bar + 1));
+  if (bar == std::string_view::npos) return decimal(text).value_or(fallback);
+  return decimal(text.substr(0, bar)).value_or(0) / decimal(text.substr(bar + 1)).value_or(1);
 }
 
 inline double kept_share(const Case& line) { return 1 - number(line, "dropout"); }

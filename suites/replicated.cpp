@@ -668,13 +668,7 @@ Contract replicated_clip() {
   c.summary = "norm of all gradients, replicated ones counted once, and gradients clipped to it";
   Key limit{"max_norm", "1", "gradients are scaled down to this norm"};
   limit.valid = [](std::string_view text) {
-    try {
-      size_t end = 0;
-      const double v = std::stod(std::string(text), &end);
-      if (end == text.size() && v > 0 && std::isfinite(v)) return std::string();
-    } catch (const std::exception&) {
-    }
-    return std::string("a number above 0");
+    return reading::decimal(text).value_or(0) > 0 ? std::string() : std::string("a number above 0");
   };
   c.keys = {extent("hidden", "10", 1, "elements of the replicated gradient"),
             extent("ffn", "48", 1, "rows of the sharded gradient, cut over tp"), limit};

@@ -35,16 +35,8 @@ std::vector<int> members_of(const std::string& label, const Mesh& mesh, int rank
     if (members.size() > 2) members = {members.front(), members.back()};
     return members;
   }
-  std::vector<Axis> axes;
-  for (size_t at = 0; at <= label.size();) {
-    const size_t comma = std::min(label.find(',', at), label.size());
-    const auto word = std::string_view(label).substr(at, comma - at);
-    const auto axis = word == name(Axis::rep) ? Axis::rep : axis_from(word);
-    if (!axis) return {};
-    axes.push_back(*axis);
-    at = comma + 1;
-  }
-  return mesh.group(axes, rank);
+  const auto axes = axes_of_label(label);
+  return axes ? mesh.group(*axes, rank) : members;
 }
 
 // The entry that the due call leaves in the ledger of this rank.

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -80,11 +81,13 @@ Arguments read_arguments(int argc, char** argv) {
         "expected `--worker ADDRESS TOKEN FOLDER RANKS SCALE LOCKSTEP`, as `shardproof --transport "
         "mpi` starts it, met fewer words; "
         "start the gate instead");
+  double scale = 1;  // with a point, whatever the locale
+  std::from_chars(argv[6], argv[6] + std::strlen(argv[6]), scale);
   return {argv[2],
           argv[4],
           std::strtoull(argv[3], nullptr, 16),
           std::atoi(argv[5]),
-          std::atof(argv[6]),
+          scale,
           std::string(argv[7]) == "on"};
 }
 
