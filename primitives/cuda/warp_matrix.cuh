@@ -8,7 +8,9 @@
 //             b[0..1]  (2t.., g), (2t+8.., g)
 //             d[0..3]  (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)
 //
-// PTX ISA: ldmatrix, and mma.m16n8k16, from compute capability 8.0 on.
+// PTX ISA: ldmatrix, and mma.m16n8k16, from compute capability 8.0 on. All lanes execute each,
+// which only volatile says to the compiler: without it a product may be moved to where its sum is
+// used, behind a branch that not all lanes take.
 #pragma once
 #include "primitives/element.hpp"
 
@@ -44,12 +46,14 @@ __device__ inline void multiply_matrices(float (&d)[4], const uint32_t (&a)[4], 
                                          uint32_t b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if constexpr (half == Number::bf16)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

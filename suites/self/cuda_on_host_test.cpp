@@ -120,28 +120,69 @@ TEST(Blocks, AtomicsLoseNothingAndATornTurnShowsWhatElseDoes) {
   EXPECT_LT(sum, 100);
 }
 
-// Small integers: exact in half and in float, in any order.
-TEST(Blocks, AWarpMatrixIsTheProduct) {
+// PTX ISA, ldmatrix: lane l has of each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row
+// l / 4, the first in the lower half; with .trans of column l / 4. Lanes 8 m to 8 m + 7 name the
+// rows of matrix m, at multiples of 16 bytes.
+TEST(Warps, LoadMatricesAsThePtxIsaLaysThemOut) {
+  constexpr unsigned apart = 24;
+  alignas(16) uint16_t rows[32 * apart + 1];
+  for (unsigned i = 0; i < std::size(rows); ++i) rows[i] = uint16_t(1000 + i);
+  for (bool turned : {false, true})
+    for (const Schedule& s : schedules()) {
+      set_schedule(s);
+      uint32_t loaded[32 * 4] = {};
+      ASSERT_EQ(planted::load_matrices(rows, apart, loaded, turned), 0) << complaint();
+      for (unsigned lane = 0; lane < 32; ++lane)
+        for (unsigned m = 0; m < 4; ++m)
+          for (unsigned e = 0; e < 2; ++e) {
+            const unsigned line = lane / 4, along = 2 * (lane % 4) + e;
+            const unsigned row = turned ? along : line, column = turned ? line : along;
+            EXPECT_EQ(loaded[4 * lane + m] >> 16 * e & 0xFFFF, rows[(8 * m + row) * apart + column])
+                << lane << ' ' << m << ' ' << e;
+          }
+    }
+  uint32_t unused[32 * 4];
+  EXPECT_EQ(planted::load_matrices(rows + 1, apart, unused, false), launch_failure);
+  EXPECT_NE(complaint().find("no multiple of 16"), std::string::npos) << complaint();
+}
+
+// PTX ISA, fragments of mma.m16n8k16 for .f16 and .bf16: element i of a lane's fragment.
+struct Place {
+  int row, column;
+};
+Place of_a(int lane, int i) {
+  const bool upper = i < 2 || (i >= 4 && i < 6);
+  return {lane / 4 + (upper ? 0 : 8), lane % 4 * 2 + (i & 1) + (i < 4 ? 0 : 8)};
+}
+Place of_b(int lane, int i) { return {lane % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8), lane / 4}; }
+Place of_d(int lane, int i) { return {lane / 4 + (i < 2 ? 0 : 8), lane % 4 * 2 + (i & 1)}; }
+
+// Small integers: exact in halves and in float, in any order.
+TEST(Warps, MultiplyFragmentsAsThePtxIsaLaysThemOut) {
+  const auto left = [](Place p) { return (p.row * 5 + p.column * 3) % 11 - 5; };
+  const auto right = [](Place p) { return (p.row * 7 + p.column) % 9 - 4; };
+  const auto before = [](Place p) { return p.row * 8 + p.column; };
   for (bool bf16 : {true, false})
     for (const Schedule& s : schedules()) {
       set_schedule(s);
-      alignas(32) uint16_t a[16 * 16 + 1], b[16 * 16];
-      alignas(32) float c[16 * 16];
-      const DType half = bf16 ? DType::bf16 : DType::f16;
-      const auto left = [](int i, int k) { return double((i * 5 + k * 3) % 11 - 5); };
-      const auto right = [](int k, int j) { return double((k * 7 + j) % 9 - 4); };
-      for (int i = 0; i < 256; ++i) {
-        store(reinterpret_cast<std::byte*>(a + i), half, left(i / 16, i % 16));
-        store(reinterpret_cast<std::byte*>(b + i), half, right(i % 16, i / 16));
+      uint16_t a[32 * 8], b[32 * 4];
+      uint32_t a_pairs[32 * 4], b_pairs[32 * 2];
+      float d[32 * 4];
+      for (int i = 0; i < 32 * 8; ++i)
+        a[i] = planted::rounded(float(left(of_a(i / 8, i % 8))), bf16);
+      for (int i = 0; i < 32 * 4; ++i) {
+        b[i] = planted::rounded(float(right(of_b(i / 4, i % 4))), bf16);
+        d[i] = float(before(of_d(i / 4, i % 4)));
       }
-      ASSERT_EQ(planted::warp_matrix(a, b, c, bf16, true), 0) << complaint();
-      for (int i = 0; i < 256; ++i) {
-        double sum = 0;
-        for (int k = 0; k < 16; ++k) sum += left(i / 16, k) * right(k, i % 16);
-        ASSERT_EQ(c[i], sum) << i;
+      static_assert(sizeof a == sizeof a_pairs && sizeof b == sizeof b_pairs);
+      std::memcpy(a_pairs, a, sizeof a), std::memcpy(b_pairs, b, sizeof b);
+      ASSERT_EQ(planted::multiply_matrices(a_pairs, b_pairs, d, bf16), 0) << complaint();
+      for (int i = 0; i < 32 * 4; ++i) {
+        const Place p = of_d(i / 4, i % 4);
+        int sum = before(p);
+        for (int k = 0; k < 16; ++k) sum += left({p.row, k}) * right({k, p.column});
+        EXPECT_EQ(d[i], float(sum)) << p.row << ' ' << p.column;
       }
-      EXPECT_EQ(planted::warp_matrix(a, b, c, bf16, false), launch_failure);
-      EXPECT_NE(complaint().find("aligned"), std::string::npos) << complaint();
     }
 }
 

@@ -1,9 +1,15 @@
 #include "suites/self/cuda_on_host/planted.hpp"
 
-#include <mma.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "primitives/cuda/warp_matrix.cuh"
 
 namespace cuda_on_host::planted {
 namespace {
+
+using shardproof::primitives::Number, shardproof::primitives::cuda::load_matrices,
+    shardproof::primitives::cuda::multiply_matrices;
 
 template <class... Parameters, class... Arguments>
 int launched(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
@@ -93,22 +99,20 @@ __global__ void count_kernel(unsigned long long* sum, bool atomic) {
   }
 }
 
-template <class Half>
-__global__ void product_kernel(const Half* a, const Half* b, float* c) {
-  using namespace nvcuda;
-  wmma::fragment<wmma::matrix_a, 16, 16, 16, Half, wmma::row_major> fa;
-  wmma::fragment<wmma::matrix_b, 16, 16, 16, Half, wmma::col_major> fb;
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
-  wmma::fill_fragment(sum, 0.0f);
-  wmma::load_matrix_sync(fa, a, 16);
-  wmma::load_matrix_sync(fb, b, 16);
-  wmma::mma_sync(sum, fa, fb, sum);
-  wmma::store_matrix_sync(c, sum, 16, wmma::mem_row_major);
+template <bool turned>
+__global__ void load_kernel(const uint16_t* rows, unsigned apart, uint32_t* to) {
+  uint32_t r[4];
+  load_matrices<turned>(r, rows + threadIdx.x * apart);
+  for (int m = 0; m < 4; ++m) to[4 * threadIdx.x + m] = r[m];
 }
-template <class Half>
-int product(const uint16_t* a, const uint16_t* b, float* c) {
-  return launched(product_kernel<Half>, 1, 32, reinterpret_cast<const Half*>(a),
-                  reinterpret_cast<const Half*>(b), c);
+template <Number half>
+__global__ void multiply_kernel(const uint32_t* a, const uint32_t* b, float* d) {
+  const unsigned lane = threadIdx.x;
+  uint32_t left[4];
+  float sum[4];
+  for (int i = 0; i < 4; ++i) left[i] = a[4 * lane + i], sum[i] = d[4 * lane + i];
+  multiply_matrices<half>(sum, left, b[2 * lane], b[2 * lane + 1]);
+  for (int i = 0; i < 4; ++i) d[4 * lane + i] = sum[i];
 }
 
 __global__ void nothing_kernel() {}
@@ -144,8 +148,12 @@ int shuffle_without_all_lanes() { return launched(some_lanes_kernel, 1, 32); }
 int count(unsigned blocks, unsigned threads, unsigned long long* sum, bool atomic) {
   return launched(count_kernel, blocks, threads, sum, atomic);
 }
-int warp_matrix(const uint16_t* a, const uint16_t* b, float* c, bool bf16, bool aligned) {
-  return bf16 ? product<__nv_bfloat16>(a + !aligned, b, c) : product<__half>(a + !aligned, b, c);
+int load_matrices(const uint16_t* rows, unsigned apart, uint32_t* to, bool turned) {
+  return launched(turned ? load_kernel<true> : load_kernel<false>, 1, 32, rows, apart, to);
+}
+int multiply_matrices(const uint32_t* a, const uint32_t* b, float* d, bool bf16) {
+  return launched(bf16 ? multiply_kernel<Number::bf16> : multiply_kernel<Number::f16>, 1, 32, a, b,
+                  d);
 }
 int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_threads,
             unsigned shared) {

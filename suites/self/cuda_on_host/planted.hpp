@@ -24,8 +24,10 @@ int shuffles(int* to, int width);
 int shuffle_outside_of_mask();
 int shuffle_without_all_lanes();
 int count(unsigned blocks, unsigned threads, unsigned long long* sum, bool atomic);
-// c = a b, [16, 16] each, b by columns
-int warp_matrix(const uint16_t* a, const uint16_t* b, float* c, bool bf16, bool aligned);
+// A warp's matrices (primitives/cuda/warp_matrix.cuh): lane l's row lies at rows + l apart, and its
+// four registers go to to[4 l]; those of a product are a[4 l], b[2 l] and d[4 l].
+int load_matrices(const uint16_t* rows, unsigned apart, uint32_t* to, bool turned);
+int multiply_matrices(const uint32_t* a, const uint32_t* b, float* d, bool bf16);
 int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_threads,
             unsigned shared);
 float widened(uint16_t half, bool bf16);
