@@ -521,10 +521,11 @@ class Execution {
   // What the subject left, on the host, to be looked at: behind everything on the rank's stream.
   void fetch(std::initializer_list<std::vector<Placed>*> lists) {
     if (!device_) return;
+    std::vector<DeviceContext::ToHost> copies;
     for (auto* list : lists)
-      for (Placed& b : *list) b.fetch();
-    for (auto& w : rank_->workspaces()) w->fetch();
-    device_->synchronise(device_->stream());
+      for (Placed& b : *list) b.fetch(copies);
+    for (auto& w : rank_->workspaces()) w->fetch(copies);
+    device_->bring(copies, device_->stream());
   }
 
   Placed filled(const Slot& s, int operand, const Feed& feed) {

@@ -13,6 +13,7 @@ namespace shardproof {
 namespace {
 
 constexpr int yields_first = 100;
+constexpr size_t pinned_bytes = size_t(1) << 20;
 
 // Launchers say which rank of its machine a process is. Forked ranks are all on one, and what the
 // environment says is then of the program that forked them.
@@ -40,6 +41,7 @@ DeviceContext::DeviceContext(const DeviceApi& api, int local_rank)
   mark_ = create_event();
 }
 DeviceContext::~DeviceContext() {
+  if (pinned_) release_pinned(pinned_);
   destroy(mark_);
   for (Stream s : streams_) destroy_stream(s);
 }
@@ -116,6 +118,26 @@ void DeviceContext::copy_out(std::byte* host, const std::byte* device, size_t by
 void DeviceContext::copy_within(std::byte* to, const std::byte* from, size_t bytes,
                                 Stream s) const {
   if (bytes > 0) check(api_.copy_within(to, from, bytes, s), "copying on the device");
+}
+
+void DeviceContext::bring(std::span<const ToHost> copies, Stream s) const {
+  if (!pinned_) pinned_ = allocate_pinned(pinned_bytes);
+  // f(copy, its place in pinned memory, null where that is full)
+  const auto each = [&](auto f) {
+    size_t used = 0;
+    for (const ToHost& c : copies) {
+      const bool fits = c.bytes <= pinned_bytes - used;
+      f(c, fits ? pinned_ + used : nullptr);
+      if (fits) used += c.bytes;
+    }
+  };
+  each([&](const ToHost& c, std::byte* pinned) {
+    copy_out(pinned ? pinned : c.to, c.from, c.bytes, s);
+  });
+  synchronise(s);
+  each([](const ToHost& c, const std::byte* pinned) {
+    if (pinned && c.bytes > 0) std::memcpy(c.to, pinned, c.bytes);
+  });
 }
 
 void DeviceContext::fill(std::byte* memory, int byte, size_t bytes, Stream s) const {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "oracle/comm/world.hpp"
 #include "oracle/device.hpp"
@@ -51,6 +52,15 @@ class DeviceContext {
   void copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream) const;
   void copy_out(std::byte* host, const std::byte* device, size_t bytes, Stream) const;
   void copy_within(std::byte* to, const std::byte* from, size_t bytes, Stream) const;
+  // Copies to the host, there when it returns. They go by way of pinned memory as far as that
+  // holds them: the runtime waits for each copy to other memory (CUDA runtime API, memcpy), and
+  // where processes share a device every wait costs a turn of all of them.
+  struct ToHost {
+    std::byte* to;
+    const std::byte* from;
+    size_t bytes;
+  };
+  void bring(std::span<const ToHost>, Stream) const;
   void fill(std::byte*, int byte, size_t bytes, Stream) const;
   void digest(const std::byte*, uint64_t elements, const shardproof_hash&, DigestParts,
               shardproof_digest* sum, Stream) const;
@@ -70,7 +80,8 @@ class DeviceContext {
   const DeviceApi& api_;
   int local_rank_ = 0, devices_ = 0;
   std::array<Stream, 1 + side_streams> streams_{};
-  Event mark_ = nullptr;  // of synchronise
+  Event mark_ = nullptr;                 // of synchronise
+  mutable std::byte* pinned_ = nullptr;  // of bring, from its first call on
   Watcher* watcher_ = nullptr;
 };
 

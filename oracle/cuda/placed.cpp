@@ -48,11 +48,11 @@ void Placed::withdraw() {
 void Placed::bring_again() const {
   if (withdrawn_) device_->copy_within(mirror_, withdrawn_, bytes_, device_->stream());
 }
-void Placed::fetch() {
-  if (mirror_) device_->copy_out(storage(), mirror_, bytes_, device_->stream());
+void Placed::fetch(std::vector<DeviceContext::ToHost>& copies) {
+  if (mirror_) copies.push_back({storage(), mirror_, bytes_});
   if (taken_)
-    device_->copy_out(reinterpret_cast<std::byte*>(&fetched_), reinterpret_cast<std::byte*>(sum_),
-                      sizeof fetched_, device_->stream());
+    copies.push_back({reinterpret_cast<std::byte*>(&fetched_), reinterpret_cast<std::byte*>(sum_),
+                      sizeof fetched_});
 }
 void Placed::reserve_digest() {
   if (mirror_ && !sum_)

@@ -19,10 +19,9 @@ class Placed {
   Buffer& host() { return host_; }
   const Buffer& host() const { return host_; }
   View view() const;  // for the subject
-  // Enqueued on the rank's stream. After fetch the stream must be synchronised before host() is
-  // read.
-  void send() const;
-  void fetch();
+  void send() const;  // enqueued on the rank's stream
+  // What has to be brought to the host (DeviceContext::bring) before host() is read.
+  void fetch(std::vector<DeviceContext::ToHost>&);
   // The digest of a contiguous view as it lies on the device, raw, by its place in the view; in
   // words where its length is one of words. Enqueued, there after the next fetch. Room for it is
   // made before the subject is called: an allocation may wait for streams that are late.

@@ -78,6 +78,43 @@ TEST(DeviceContext, ACodeIsAnErrorThatNamesCallAndText) {
   }
 }
 
+// Copies to the host, as long as pinned memory holds them, are waited for once.
+int waits = 0, unpinned = 0;
+std::byte *pinned_from = nullptr, *pinned_to = nullptr;
+TEST(DeviceContext, CopiesToTheHostGoByWayOfPinnedMemory) {
+  DeviceApi noting = double_api();
+  noting.allocate_pinned = [](void** memory, size_t bytes) {
+    const int code = double_api().allocate_pinned(memory, bytes);
+    pinned_from = static_cast<std::byte*>(*memory), pinned_to = pinned_from + bytes;
+    return code;
+  };
+  noting.copy_out = [](void* to, const void* from, size_t bytes, Stream s) {
+    unpinned += !(to >= pinned_from && static_cast<std::byte*>(to) + bytes <= pinned_to);
+    return double_api().copy_out(to, from, bytes, s);
+  };
+  noting.synchronise = [](Stream s) {
+    ++waits;
+    return double_api().synchronise(s);
+  };
+  const DeviceContext device(noting, 0);
+  const std::vector<size_t> sizes{1, 0, 4096, size_t(1) << 21, 3, (size_t(1) << 20) - 4100, 7};
+  std::vector<std::vector<std::byte>> got;
+  std::vector<std::byte*> memory;
+  std::vector<DeviceContext::ToHost> copies;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    got.emplace_back(sizes[i]);
+    memory.push_back(device.allocate(std::max<size_t>(sizes[i], 1)));
+    device.fill(memory[i], int(i + 1), sizes[i], device.stream());
+    copies.push_back({got[i].data(), memory[i], sizes[i]});
+  }
+  device.bring(copies, device.stream());
+  EXPECT_EQ(waits, 1);
+  EXPECT_EQ(unpinned, 2) << "2^21 bytes, and 7 behind a full 2^20";
+  for (size_t i = 0; i < sizes.size(); ++i)
+    EXPECT_EQ(got[i], std::vector<std::byte>(sizes[i], std::byte(i + 1))) << i;
+  for (std::byte* m : memory) device.release(m);
+}
+
 // ---- Buffers on the device
 
 struct OnDevice : testing::Test {
@@ -104,11 +141,14 @@ struct OnDevice : testing::Test {
   }
 };
 
+void fetch(Placed& p, const DeviceContext& device) {
+  std::vector<DeviceContext::ToHost> copies;
+  p.fetch(copies);
+  device.bring(copies, device.stream());
+}
+
 struct PlacedBuffer : OnDevice {
-  void fetch(Placed& p) const {
-    p.fetch();
-    device.synchronise(device.stream());
-  }
+  void fetch(Placed& p) const { shardproof::fetch(p, device); }
 };
 
 TEST_F(PlacedBuffer, ViewIsTheDevicesAndHoldsWhatWasSent) {
@@ -190,8 +230,7 @@ TEST_F(PlacedBuffer, ADigestIsTakenWithoutAnAllocation) {
   const int before = allocations;
   p.take_digest();
   without.take_digest();
-  p.fetch();
-  counted.synchronise(counted.stream());
+  shardproof::fetch(p, counted);
   EXPECT_EQ(allocations, before);
   EXPECT_NE(p.digest(), nullptr);
   EXPECT_EQ(without.digest(), nullptr) << "no room was made";
@@ -320,8 +359,7 @@ TEST_F(Staged, WhatTheTransportLeavesUnwrittenReachesTheDeviceAsPoison) {
   transport.writes = false;
   Placed in = sent({1, 2}), out = sent({0, 0});
   door.wait(door.start(call(), in.view(), out.view(), device.stream()), device.stream());
-  out.fetch();
-  device.synchronise(device.stream());
+  fetch(out, device);
   EXPECT_EQ(out.host().unwritten().count, 2);
 }
 
