@@ -132,6 +132,7 @@ class Execution {
         state_(*host.state),
         device_(on_device(line_) ? &device_of_rank(host) : nullptr),
         delays_(line_.seed(), state_, *host.door) {
+    if (device_) device_->release_kept();  // of the case before
     state_.rank = host.rank;
     state_.size = host.size;
     state_.case_number = job.number;
@@ -263,6 +264,7 @@ class Execution {
     const FloatEnvironment before = FloatEnvironment::now();
     record.status = ShotRecord::ok;
     try {
+      if (device_) device_->recycle();
       const std::vector<Word> program = words_of(shot.program);
       if (shot.fresh) make_kernel();
       start_sums(shot, program);

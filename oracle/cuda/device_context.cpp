@@ -13,7 +13,7 @@ namespace shardproof {
 namespace {
 
 constexpr int yields_first = 100;
-constexpr size_t pinned_bytes = size_t(1) << 20;
+constexpr size_t pinned_bytes = size_t(1) << 20, largest_kept = size_t(4) << 20;
 
 // Launchers say which rank of its machine a process is. Forked ranks are all on one, and what the
 // environment says is then of the program that forked them.
@@ -41,6 +41,7 @@ DeviceContext::DeviceContext(const DeviceApi& api, int local_rank)
   mark_ = create_event();
 }
 DeviceContext::~DeviceContext() {
+  release_kept();
   if (pinned_) release_pinned(pinned_);
   destroy(mark_);
   for (Stream s : streams_) destroy_stream(s);
@@ -96,6 +97,28 @@ std::byte* DeviceContext::allocate(size_t bytes) const {
   return static_cast<std::byte*>(memory);
 }
 void DeviceContext::release(std::byte* memory) const noexcept { api_.release(memory); }
+
+std::byte* DeviceContext::take(size_t bytes) const {
+  const auto found = free_.find(bytes);
+  if (found == free_.end()) return allocate(bytes);
+  return free_.extract(found).mapped();
+}
+void DeviceContext::give_back(std::byte* memory, size_t bytes) const noexcept try {
+  if (bytes > largest_kept) return release(memory);
+  given_back_.emplace(bytes, memory);
+} catch (const std::bad_alloc&) {
+  release(memory);
+}
+void DeviceContext::recycle() const {
+  for (Stream s : streams_) synchronise(s);
+  free_.merge(given_back_);
+}
+void DeviceContext::release_kept() const noexcept {
+  for (Kept* kept : {&free_, &given_back_}) {
+    for (const auto& [bytes, memory] : *kept) release(memory);
+    kept->clear();
+  }
+}
 
 std::byte* DeviceContext::allocate_pinned(size_t bytes) const {
   void* memory = nullptr;

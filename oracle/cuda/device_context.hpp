@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <span>
 
@@ -47,6 +48,13 @@ class DeviceContext {
   // Of the judge's: Infrastructure where the device has no memory left.
   std::byte* allocate(size_t bytes) const;
   void release(std::byte*) const noexcept;
+  // Memory of buffers that come again in every shot of a case: what was given back is handed out
+  // again for as many bytes, so that a call of the runtime, which may wait for streams, is seldom
+  // made. `recycle` waits for the rank's streams: what was given back before it is free behind it.
+  std::byte* take(size_t bytes) const;
+  void give_back(std::byte*, size_t bytes) const noexcept;
+  void recycle() const;
+  void release_kept() const noexcept;
   std::byte* allocate_pinned(size_t bytes) const;
   void release_pinned(std::byte*) const noexcept;
   void copy_in(std::byte* device, const std::byte* host, size_t bytes, Stream) const;
@@ -82,6 +90,8 @@ class DeviceContext {
   std::array<Stream, 1 + side_streams> streams_{};
   Event mark_ = nullptr;                 // of synchronise
   mutable std::byte* pinned_ = nullptr;  // of bring, from its first call on
+  using Kept = std::multimap<size_t, std::byte*>;
+  mutable Kept free_, given_back_;  // by their bytes
   Watcher* watcher_ = nullptr;
 };
 

@@ -9,11 +9,12 @@ namespace shardproof {
 Placed::Placed(Buffer host, const DeviceContext* device) : host_(std::move(host)), device_(device) {
   if (!device_) return;
   bytes_ = host_.snapshot().size();
-  mirror_ = device_->allocate(bytes_);
+  mirror_ = device_->take(bytes_);
 }
 Placed::~Placed() {
-  for (std::byte* memory : {mirror_, withdrawn_, reinterpret_cast<std::byte*>(sum_)})
-    if (memory) device_->release(memory);
+  for (std::byte* memory : {mirror_, withdrawn_})
+    if (memory) device_->give_back(memory, bytes_);
+  if (sum_) device_->give_back(reinterpret_cast<std::byte*>(sum_), sizeof fetched_);
 }
 Placed::Placed(Placed&& other) noexcept { *this = std::move(other); }
 Placed& Placed::operator=(Placed&& other) noexcept {
@@ -41,7 +42,7 @@ void Placed::send() const {
 }
 void Placed::withdraw() {
   if (!mirror_) return;
-  if (!withdrawn_) withdrawn_ = device_->allocate(bytes_);
+  if (!withdrawn_) withdrawn_ = device_->take(bytes_);
   device_->copy_within(withdrawn_, mirror_, bytes_, device_->stream());
   device_->fill(mirror_, 0xEE, bytes_, device_->stream());
 }
@@ -55,8 +56,7 @@ void Placed::fetch(std::vector<DeviceContext::ToHost>& copies) {
                       sizeof fetched_});
 }
 void Placed::reserve_digest() {
-  if (mirror_ && !sum_)
-    sum_ = reinterpret_cast<shardproof_digest*>(device_->allocate(sizeof fetched_));
+  if (mirror_ && !sum_) sum_ = reinterpret_cast<shardproof_digest*>(device_->take(sizeof fetched_));
 }
 void Placed::take_digest() {
   const View v = view();

@@ -115,6 +115,22 @@ TEST(DeviceContext, CopiesToTheHostGoByWayOfPinnedMemory) {
   for (std::byte* m : memory) device.release(m);
 }
 
+// What was given back may still be written to by a late stream: it is free once that is done.
+TEST(DeviceContext, MemoryThatWasGivenBackComesAgainBehindTheStreams) {
+  const DeviceContext device(double_api(), 0);
+  std::byte* memory = device.take(64);
+  device.fill(memory, 5, 64, device.numbered(1));
+  device.give_back(memory, 64);
+  std::byte* other = device.take(64);
+  EXPECT_NE(other, memory) << "nobody has waited for the stream";
+  device.recycle();
+  std::byte* larger = device.take(65);
+  EXPECT_NE(larger, memory) << "an access behind its end would lie within";
+  EXPECT_EQ(device.take(64), memory);
+  for (auto [m, bytes] : {std::pair(memory, 64), std::pair(other, 64), std::pair(larger, 65)})
+    device.give_back(m, size_t(bytes));
+}
+
 // ---- Buffers on the device
 
 struct OnDevice : testing::Test {
