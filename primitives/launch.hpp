@@ -52,6 +52,8 @@ int upload(void* to, const void* from, size_t bytes, void* stream);
 int download(void* to, const void* from, size_t bytes, void* stream);  // there when it returns
 // What comes next on `later` is done behind what is on `earlier` by now.
 int order(void* later, void* earlier);
+// What comes next on the stream begins so much later, where its device takes any time.
+int pause(void* stream, int64_t nanoseconds);
 
 }  // namespace executor
 }  // namespace shardproof::primitives

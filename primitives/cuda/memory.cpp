@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "oracle/cuda/spin.hpp"
 #include "primitives/cuda/noted.hpp"
 #include "primitives/launch.hpp"
 
@@ -75,5 +76,7 @@ int order(void* later, void* earlier) {
       noted(cudaEventDestroy(event));  // the runtime keeps it until it is complete
   return code ? code : destroyed;
 }
+
+int pause(void* stream, int64_t nanoseconds) { return spin(nanoseconds, stream); }
 
 }  // namespace shardproof::primitives::executor

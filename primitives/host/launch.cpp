@@ -41,5 +41,6 @@ int download(void* to, const void* from, size_t bytes, void*) {
 }
 
 int order(void*, void*) { return 0; }
+int pause(void*, int64_t) { return 0; }
 
 }  // namespace shardproof::primitives::executor
