@@ -5,13 +5,20 @@
 #include "primitives/line.hpp"
 
 namespace shardproof::primitives {
+namespace {
+
+bool cuts_ffn(const Case& line) { return line.has("ffn"); }
+
+}  // namespace
 
 ExpertLine::ExpertLine(const Case& line)
-    : axes(with_ranks(line, {Axis::tp, Axis::ep})),
+    : axes(cuts_ffn(line) ? std::vector{Axis::ep} : with_ranks(line, {Axis::tp, Axis::ep})),
+      axes_of_shares(with_ranks(line, {Axis::tp, Axis::ep})),
       experts(line.at("experts")),
       choices(line.at("topk")),
       capacity(line.at("capacity")),
-      replicated(line.ranks(Axis::tp) > 1 && !line.on("sp")) {
+      shares(cuts_ffn(line) && line.on("sp") ? line.ranks(Axis::tp) : 1),
+      replicated(!cuts_ffn(line) && line.ranks(Axis::tp) > 1 && !line.on("sp")) {
   if (axes.empty()) axes = {Axis::ep};
 }
 
@@ -39,13 +46,21 @@ std::optional<Rejected> refused_balance(const Case& line) {
 }
 
 std::optional<Rejected> refused_experts(const Case& line) {
-  const int64_t owners = int64_t(line.ranks(Axis::ep)) * line.ranks(Axis::tp),
-                ranks = owners * line.ranks(Axis::cp) * line.ranks(Axis::dp);
-  return first_refusal(pipeline(line), undivided(line, "experts", owners, "ep*tp"),
-                       undivided(line, "tokens", ranks, "dp*cp*ep*tp"),
+  const bool mlp = cuts_ffn(line), cut = !mlp || line.on("sp");
+  const int64_t tp = line.ranks(Axis::tp), owners = line.ranks(Axis::ep) * (mlp ? 1 : tp),
+                ranks = int64_t(line.ranks(Axis::ep)) * line.ranks(Axis::cp) *
+                        line.ranks(Axis::dp) * (cut ? tp : 1);
+  const auto extents =
+      mlp ? countable("gradients of all experts, experts*hidden*ffn of each of their weights",
+                      {line.at("experts"), line.at("hidden"), line.at("ffn"),
+                       line.text("activation") == "swiglu" ? 3 : 2})
+          : first_refusal(countable(line, {"tokens", "topk", "out"}),
+                          countable(line, {"experts", "out", "hidden"}));
+  return first_refusal(pipeline(line), undivided(line, "experts", owners, mlp ? "ep" : "ep*tp"),
+                       mlp ? undivided(line, "ffn", tp, "tp") : Refusal(),
+                       undivided(line, "tokens", ranks, cut ? "dp*cp*ep*tp" : "dp*cp*ep"),
                        choices_beyond_experts(line), countable(line, {"tokens", "topk", "hidden"}),
-                       countable(line, {"tokens", "topk", "out"}),
-                       countable(line, {"experts", "out", "hidden"}),
+                       extents,
                        when(line.at("capacity") > line.at("tokens") / ranks,
                             "capacity of at most the tokens that a rank dispatches, " +
                                 std::to_string(line.at("tokens") / ranks),

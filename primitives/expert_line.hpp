@@ -8,9 +8,11 @@
 namespace shardproof::primitives {
 
 struct ExpertLine {
-  std::vector<Axis> axes;  // of the expert group
+  std::vector<Axis> axes;            // of the expert group: ep, and tp where it cuts no expert
+  std::vector<Axis> axes_of_shares;  // and tp where it cuts experts, whose rows it gathers
   int64_t experts, choices, capacity;
-  bool replicated;  // tokens, over tp
+  int64_t shares;   // ranks of tp that dispatch tokens of their own to experts that tp cuts
+  bool replicated;  // tokens, over tp, of which each rank dispatches a share
   explicit ExpertLine(const Case&);
 };
 

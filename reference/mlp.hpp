@@ -50,5 +50,8 @@ struct MlpLosses {
 };
 Loss mlp_loss(const MlpShape&, const MlpInputs&, const Rounding&);
 MlpLosses mlp_backward_loss(const MlpShape&, const MlpInputs&, In g, const Rounding&);
+// Of a cotangent that is computed itself (running_error.hpp).
+struct Uncertain;
+MlpLosses mlp_backward_loss(const MlpShape&, const MlpInputs&, const Uncertain& g, const Rounding&);
 
 }  // namespace shardproof::reference

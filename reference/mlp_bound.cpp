@@ -164,21 +164,16 @@ Loss mlp_loss(const MlpShape& s, const MlpInputs& in, const Rounding& r) {
                  r);
 }
 
-MlpLosses mlp_backward_loss(const MlpShape& s, const MlpInputs& in, In g, const Rounding& r) {
+MlpLosses mlp_backward_loss(const MlpShape& s, const MlpInputs& in, const Uncertain& g,
+                            const Rounding& r) {
   const Forward m = until_second_linear(s, in, r);
-  const double gamma_tokens = gamma_of(double(s.tokens) + 1, r.accumulate),
-               gamma_hidden = gamma_of(double(s.hidden), r.accumulate),
-               gamma_width = gamma_of(double(s.width()), r.accumulate);
-  const Values w1 = absolute(in.w1), w2 = absolute(in.w2), x = absolute(in.x), cot = absolute(g);
   MlpLosses loss;
-
   // Of dN = G W2 the value is needed, of dW2 = G^T N and db2 the losses only.
-  LinearGradients sizes = linear_backward(s.second(), most(m.n), w2, cot);
-  LinearGradients errors = linear_backward(s.second(), factor_error(m.n, gamma_tokens), w2, cot);
-  loss.w2 = {std::move(errors.w), std::move(sizes.w)};
-  loss.b2 = reduced({times(sizes.b, gamma_tokens), sizes.b}, r);
+  LinearLosses second = linear_backward_loss(s.second(), m.n, in.w2, g, r);
+  loss.w2 = std::move(second.w);
+  loss.b2 = reduced(std::move(second.b), r);
 
-  Uncertain da{linear_backward(s.second(), m.n.value, in.w2, g).x, times(sizes.x, gamma_hidden)};
+  Uncertain da{linear_backward(s.second(), m.n.value, in.w2, g.value).x, std::move(second.x.error)};
   store(da, r);
   if (s.normalised) {
     NormBackward norm = norm_backward(s, in, m.a, da, r);
@@ -186,14 +181,15 @@ MlpLosses mlp_backward_loss(const MlpShape& s, const MlpInputs& in, In g, const 
     da = std::move(norm.da);
   }
   const Uncertain dz = activation_backward(s, m.z, da, r);
-
-  sizes = linear_backward(s.first(), x, w1, most(dz));
-  errors = linear_backward(s.first(), x, w1, factor_error(dz, gamma_tokens));
-  loss.w1 = {std::move(errors.w), std::move(sizes.w)};
-  loss.b1 = {std::move(errors.b), std::move(sizes.b)};
-  errors = linear_backward(s.first(), x, w1, factor_error(dz, gamma_width));
-  loss.x = reduced({std::move(errors.x), std::move(sizes.x)}, r);
+  LinearLosses first = linear_backward_loss(s.first(), certain(in.x), in.w1, dz, r);
+  loss.w1 = std::move(first.w);
+  loss.b1 = std::move(first.b);
+  loss.x = reduced(std::move(first.x), r);
   return loss;
+}
+
+MlpLosses mlp_backward_loss(const MlpShape& s, const MlpInputs& in, In g, const Rounding& r) {
+  return mlp_backward_loss(s, in, certain(g), r);
 }
 
 }  // namespace shardproof::reference

@@ -88,39 +88,58 @@ Operand chosen_operand(const Case& c, const Layout& tokens) {
 
 namespace {
 
-// The place of a rank in its expert group, whose first axis is tp.
+bool cuts_ffn(const Case& c) { return c.has("ffn"); }  // over tp, which cuts no experts then
+
+// The place of a rank in its expert group, whose first axis is tp where that cuts experts.
 int64_t member_of(const Case& c, int rank) {
   const Mesh mesh = c.mesh();
+  if (cuts_ffn(c)) return mesh.coordinate(rank, Axis::ep);
   return int64_t(mesh.coordinate(rank, Axis::ep)) * c.ranks(Axis::tp) +
          mesh.coordinate(rank, Axis::tp);
 }
-int64_t members(const Case& c) { return int64_t(c.ranks(Axis::ep)) * c.ranks(Axis::tp); }
-// Expert groups: each has its own block of the tokens.
-int64_t groups(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp); }
 int64_t group_of(const Case& c, int rank) {
   const Mesh mesh = c.mesh();
   return int64_t(mesh.coordinate(rank, Axis::dp)) * c.ranks(Axis::cp) +
          mesh.coordinate(rank, Axis::cp);
 }
+// Parts of a group's tokens, each of which one rank dispatches, by member and share.
+int64_t own_tokens_of(const Case& c) { return c.at("tokens") / groups(c) / members(c) / shares(c); }
 
-// Tokens that a rank dispatches.
-int64_t own_tokens(const Case& c) { return c.at("tokens") / groups(c) / members(c); }
-
-// Rows that each expert gets from a group.
+// Rows that each expert gets from a group, or from one share of it.
 std::vector<int64_t> rows_of_experts(const Case& c, const std::vector<int64_t>& routing,
-                                     int64_t group) {
-  const auto slots = size_t(int64_t(routing.size()) / groups(c));
+                                     int64_t group, std::optional<int64_t> share = {}) {
+  const auto slots = size_t(int64_t(routing.size()) / groups(c)),
+             of_rank = size_t(own_tokens_of(c) * c.at("topk"));
   const std::vector<bool> takes = kept(c, routing);
   std::vector<int64_t> rows(static_cast<size_t>(c.at("experts")));
   for (size_t i = size_t(group) * slots; i < size_t(group + 1) * slots; ++i)
-    if (takes[i]) ++rows[size_t(routing[i])];
+    if (takes[i] && (!share || int64_t(i / of_rank) % shares(c) == *share))
+      ++rows[size_t(routing[i])];
   return rows;
 }
 
 }  // namespace
 
+int64_t members(const Case& c) {
+  return int64_t(c.ranks(Axis::ep)) * (cuts_ffn(c) ? 1 : c.ranks(Axis::tp));
+}
+int64_t shares(const Case& c) { return cuts_ffn(c) && c.on("sp") ? c.ranks(Axis::tp) : 1; }
+int64_t groups(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp); }
+int64_t first_expert(const Case& c, int rank) {
+  return member_of(c, rank) * (c.at("experts") / members(c));
+}
+
+std::vector<int64_t> most_rows(const Case& c, const std::vector<int64_t>& routing) {
+  std::vector<int64_t> most(static_cast<size_t>(c.at("experts")));
+  for (int64_t g = 0; g < groups(c); ++g) {
+    const auto of_group = rows_of_experts(c, routing, g);
+    for (size_t e = 0; e < most.size(); ++e) most[e] = std::max(most[e], of_group[e]);
+  }
+  return most;
+}
+
 std::vector<bool> kept(const Case& c, const std::vector<int64_t>& routing) {
-  const int64_t k = c.at("topk"), capacity = c.at("capacity"), own = own_tokens(c);
+  const int64_t k = c.at("topk"), capacity = c.at("capacity"), own = own_tokens_of(c);
   std::vector<bool> takes(routing.size(), capacity == 0);
   if (capacity == 0) return takes;
   for (int64_t first = 0; first < c.at("tokens"); first += own) {
@@ -134,14 +153,52 @@ std::vector<bool> kept(const Case& c, const std::vector<int64_t>& routing) {
   return takes;
 }
 
+void drop(const Case& c, const Whole& chosen, reference::Values& of_choices) {
+  const auto takes = kept(c, {chosen.value.begin(), chosen.value.end()});
+  for (size_t i = 0; i < of_choices.size(); ++i)
+    if (!takes[i]) of_choices[i] = 0;
+}
+
+std::vector<int64_t> own_rows(const Case& c, int rank) {
+  const int64_t own = c.at("experts") / members(c), first = first_expert(c, rank),
+                padded = c.at("capacity") * members(c) * shares(c);
+  const auto rows = rows_of_experts(c, routing(c, c.seed()), group_of(c, rank));
+  if (padded > 0) return std::vector<int64_t>(size_t(own), padded);
+  return {rows.begin() + first, rows.begin() + first + own};
+}
+
 Load load_of(const Case& c, const std::vector<int64_t>& routing, int world_rank) {
-  if (const int64_t rows = c.at("experts") * c.at("capacity"); rows > 0) return {rows, rows};
-  const auto rows = rows_of_experts(c, routing, group_of(c, world_rank));
-  const int64_t own = c.at("experts") / members(c), first = member_of(c, world_rank) * own;
-  Load load;
-  load.sent = own_tokens(c) * c.at("topk");
-  for (int64_t e = first; e < first + own; ++e) load.received += rows[size_t(e)];
+  const int64_t s = shares(c), own = c.at("experts") / members(c),
+                first = first_expert(c, world_rank);
+  if (const int64_t rows = c.at("experts") * c.at("capacity"); rows > 0)
+    return {rows, rows, rows, s * rows};
+  Load load{own_tokens_of(c) * c.at("topk")};
+  const int64_t mine = s > 1 ? c.mesh().coordinate(world_rank, Axis::tp) : 0;
+  for (int64_t i = 0; i < s; ++i) {
+    const auto rows = rows_of_experts(c, routing, group_of(c, world_rank), i);
+    const int64_t n = std::accumulate(rows.begin() + first, rows.begin() + first + own, int64_t(0));
+    if (i == mine) load.received = n;
+    load.block = std::max(load.block, n), load.rows += n;
+  }
   return load;
+}
+
+Layout tokens_on(const Case& c) {
+  return {{Axis::dp, S(0)},
+          {Axis::cp, S(0)},
+          {Axis::ep, S(0)},
+          {Axis::tp, c.ranks(Axis::tp) > 1 && !c.on("sp") ? I() : S(0)}};
+}
+
+Key experts_key(const char* of_ranks) {
+  Key count = linears::extent("experts", "", 1, of_ranks);
+  count.derive = [](const Case& c) { return std::to_string(3 * members(c)); };
+  return count;
+}
+
+Key capacity_key() {
+  return linears::extent("capacity", "0", 0,
+                         "rows that an expert takes of each rank, the rest is dropped; 0: all");
 }
 
 }  // namespace experts
@@ -161,13 +218,6 @@ using reference::Values;
 
 bool replicated_tokens(const Case& c) { return c.ranks(Axis::tp) > 1 && !c.on("sp"); }
 
-Layout tokens_on(const Case& c) {
-  return {{Axis::dp, S(0)},
-          {Axis::cp, S(0)},
-          {Axis::ep, S(0)},
-          {Axis::tp, replicated_tokens(c) ? I() : S(0)}};
-}
-
 std::vector<Operand> operands(const Case& c) {
   const int64_t T = c.at("tokens"), k = c.at("topk");
   const Layout owners{{Axis::dp, I()}, {Axis::cp, I()}, {Axis::ep, S(0)}, {Axis::tp, S(0)}};
@@ -185,12 +235,6 @@ reference::ExpertShape shape_of(const Case& c) {
   return {c.at("tokens"), c.at("topk"), c.at("experts"), c.at("hidden"), c.at("out")};
 }
 
-// A choice that is dropped has weight 0, and no gradient.
-void drop(const Case& c, const Whole& chosen, Values& of_choices) {
-  const auto takes = kept(c, {chosen.value.begin(), chosen.value.end()});
-  for (size_t i = 0; i < of_choices.size(); ++i)
-    if (!takes[i]) of_choices[i] = 0;
-}
 Values weights_of(const Case& c, std::span<const Whole> in) {
   Values w = in[2].value;
   drop(c, in[1], w);
@@ -225,12 +269,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
     auto m = of(reference::absolute);
     const Relative sent = Relative(c).stored();
     // Of dW each expert sums its own rows, in each of the groups that its copies belong to.
-    std::vector<int64_t> rows(static_cast<size_t>(c.at("experts")));
-    const std::vector<int64_t> chosen(in[1].value.begin(), in[1].value.end());
-    for (int64_t g = 0; g < groups(c); ++g) {
-      const auto of_group = rows_of_experts(c, chosen, g);
-      for (size_t e = 0; e < rows.size(); ++e) rows[e] = std::max(rows[e], of_group[e]);
-    }
+    const auto rows = most_rows(c, {in[1].value.begin(), in[1].value.end()});
     Gauge dw;
     const size_t elements = m.w.size() / rows.size();
     for (size_t i = 0; i < m.w.size(); ++i)
@@ -251,7 +290,7 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
 
 std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
   const Load load = load_of(c, routing(c, c.seed()), rank);
-  const int64_t h = c.at("hidden"), o = c.at("out"), own = own_tokens(c);
+  const int64_t h = c.at("hidden"), o = c.at("out"), own = c.at("tokens") / groups(c) / members(c);
   const std::string group = c.ranks(Axis::tp) == 1 ? "ep" : c.ranks(Axis::ep) == 1 ? "tp" : "tp,ep";
   std::vector<Traffic> due;
   const auto call = [&](Op op, const std::string& label, bool backward, int64_t count, DType type) {
@@ -276,16 +315,13 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
 // ---- Keys and lines
 
 std::vector<Key> keys() {
-  Key count = extent("experts", "", 1, "experts; left out: three for each rank of ep and tp");
-  count.derive = [](const Case& c) { return std::to_string(3 * members(c)); };
   return {extent("tokens", "48", 1, "rows of x"),
           extent("hidden", "10", 1, "columns of x"),
           extent("out", "7", 1, "columns of y"),
-          count,
+          experts_key("experts; left out: three for each rank of ep and tp"),
           topk_key(),
           route_key(),
-          extent("capacity", "0", 0,
-                 "rows that an expert takes of each rank, the rest is dropped; 0: all"),
+          capacity_key(),
           replicated::sp_key(),
           linears::microbatches_key()};
 }
@@ -331,16 +367,14 @@ std::vector<std::string> cases(const std::string& tier) {
 }
 
 std::vector<Gemm> gemms(const Case& c, int rank) {
-  const int64_t own = c.at("experts") / members(c), first = member_of(c, rank) * own,
-                h = c.at("hidden"), o = c.at("out");
-  const auto rows = rows_of_experts(c, routing(c, c.seed()), group_of(c, rank));
+  const auto rows = own_rows(c, rank);
+  const int64_t h = c.at("hidden"), o = c.at("out"), first = first_expert(c, rank);
   std::vector<Gemm> list;
-  for (int64_t e = first; e < first + own; ++e) {
-    const std::string number = std::to_string(e);
-    const int64_t padded = c.at("capacity") * members(c), n = padded ? padded : rows[size_t(e)];
-    list.push_back({"Z = X W^T of expert " + number, false, n, o, h});
-    list.push_back({"dW = G^T X of expert " + number, true, o, h, n});
-    list.push_back({"dX = G W of expert " + number, true, n, h, o});
+  for (size_t e = 0; e < rows.size(); ++e) {
+    const std::string number = std::to_string(first + int64_t(e));
+    list.push_back({"Z = X W^T of expert " + number, false, rows[e], o, h});
+    list.push_back({"dW = G^T X of expert " + number, true, o, h, rows[e]});
+    list.push_back({"dX = G W of expert " + number, true, rows[e], h, o});
   }
   return list;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "oracle/contract.hpp"
+#include "reference/linear.hpp"
 
 namespace shardproof::experts {
 
@@ -16,16 +17,34 @@ std::vector<int64_t> routing(const Case&, uint64_t seed);
 
 Key topk_key();
 Key route_key();
+Key experts_key(const char* help);  // left out: three for each member of a group
+Key capacity_key();
 Operand chosen_operand(const Case&, const Layout& tokens);
+Layout tokens_on(const Case&);
+
+// The ranks of ep, and of tp unless the contract cuts each expert over it (`ffn`), are the members
+// of an expert group, each of which owns experts; a group has its own block of the tokens. With
+// sp=on ranks of tp that cut each expert have shares of the rows that a member is sent.
+int64_t members(const Case&);
+int64_t shares(const Case&);
+int64_t groups(const Case&);
+int64_t first_expert(const Case&, int world_rank);
+// Of each expert: the most rows that a group sends it.
+std::vector<int64_t> most_rows(const Case&, const std::vector<int64_t>& routing);
+// Of each own expert of a rank, on the line's seed, rows of padding included.
+std::vector<int64_t> own_rows(const Case&, int world_rank);
 
 // Of each choice [T,k], whether its expert takes it: with capacity=C the first C that each rank
 // sends it, all first choices of the rank's tokens before all second ones; else all.
 std::vector<bool> kept(const Case&, const std::vector<int64_t>& routing);
+// A choice that is dropped has weight 0, and no gradient.
+void drop(const Case&, const Whole& chosen, reference::Values& of_choices);
 
-// Rows of one expert group: what a rank sends, and what the group sends to its experts. With
-// a capacity these are blocks of that many rows, filled up with zeros.
+// Rows of one rank: those that it sends, that the group sends to its experts from its own share,
+// that each share is filled up to where they are gathered, and that its experts compute in all.
+// With a capacity these are blocks of that many rows, filled up with zeros.
 struct Load {
-  int64_t sent = 0, received = 0;
+  int64_t sent = 0, received = 0, block = 0, rows = 0;
 };
 Load load_of(const Case&, const std::vector<int64_t>& routing, int world_rank);
 

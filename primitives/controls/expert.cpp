@@ -8,6 +8,9 @@
 #include "primitives/controls/table.hpp"
 #include "primitives/expert_alltoall.hpp"
 #include "primitives/expert_balance.hpp"
+#include "primitives/expert_mlp.hpp"
+#include "primitives/expert_rows.hpp"
+#include "primitives/pointwise.hpp"
 
 namespace shardproof {
 namespace {
@@ -114,9 +117,8 @@ struct ExpertsDealtInTurn final : ExpertAlltoall {
 
 // Rows arrive by sender and are taken for sorted by expert.
 struct LeftBySender final : ExpertAlltoall {
-  std::vector<int64_t> order_of(const std::vector<int64_t>& counts, int64_t experts,
-                                int64_t me) const override {
-    auto order = ExpertAlltoall::order_of(counts, experts, me);
+  std::vector<int64_t> order_of(const SentRows& sent, int64_t me) const override {
+    auto order = ExpertAlltoall::order_of(sent, me);
     std::iota(order.begin(), order.end(), 0);
     return order;
   }
@@ -124,8 +126,8 @@ struct LeftBySender final : ExpertAlltoall {
 
 // The backward sorts once more where it has to undo the sort.
 struct SortedTwice final : ExpertAlltoall {
-  const View& way_back(const ExpertSaved& saved, bool backward) const override {
-    return backward ? saved.order.view() : ExpertAlltoall::way_back(saved, backward);
+  const View& way_back(const ExpertSaved& saved, Phase phase) const override {
+    return phase == Phase::backward ? saved.order.view() : ExpertAlltoall::way_back(saved, phase);
   }
 };
 
@@ -242,6 +244,148 @@ struct SummedOverExperts final : ExpertAlltoall {
   }
 };
 
+// ---- Experts that tp cuts
+
+// A rank's part of the sum is taken for the sum: its own rows of it, in one phase.
+template <Phase broken>
+struct OwnPartForSum final : ExpertMlp {
+  void sum_parts(Parallel& p, const Dispatch& d, const View& results, const View& to,
+                 Phase phase) const override {
+    if (phase != broken) return ExpertMlp::sum_parts(p, d, results, to, phase);
+    convert(results.narrow(0, d.shares > 1 ? p.tp.rank() * d.block : 0, d.block), to);
+  }
+};
+
+// The block's second linear reduces its result, and the layer reduces it again.
+struct SummedTwice final : ExpertMlp {
+  void sum_parts(Parallel& p, const Dispatch& d, const View& results, const View& to,
+                 Phase phase) const override {
+    const View once = p.workspace(to.dtype, to.shape);
+    ExpertMlp::sum_parts(p, d, results, once, phase);
+    if (phase == Phase::forward)
+      all_reduce(p.rank, p.tp, once, to);
+    else
+      convert(once, to);
+  }
+};
+
+// Ranks of tp hold rows of their own tokens, compute their part of these, and add up parts of
+// different rows.
+struct RowsNotGathered final : ExpertMlp {
+  View gathered(Parallel& p, const ExpertSaved& saved, const View& arrived) const override {
+    const Dispatch& d = saved.dispatch;
+    if (d.shares == 1) return arrived;
+    const View own = rows_like(p.rank, d.block, arrived),
+               all = rows_like(p.rank, d.shares * d.block, arrived);
+    set_zero(own);
+    convert(arrived, own.narrow(0, 0, d.arriving()));
+    for (int64_t i = 0; i < d.shares; ++i) convert(own, all.narrow(0, i * d.block, d.block));
+    return all;
+  }
+};
+
+// Gathered rows lie by rank of tp, and are taken for sorted as their counts are: by rank of ep,
+// then of tp.
+struct SharesByMember final : ExpertMlp {
+  std::vector<int64_t> order_of(const SentRows& sent, int64_t me) const override {
+    std::vector<int64_t> first(size_t(sent.members * sent.shares)), order;
+    int64_t at = 0;
+    for (int64_t a = 0; a < sent.members; ++a)
+      for (int64_t i = 0; i < sent.shares; ++i) {
+        first[size_t(a * sent.shares + i)] = at;
+        at += sent.to(me, a, i);
+      }
+    for (int64_t e = me * sent.own(); e < (me + 1) * sent.own(); ++e)
+      for (int64_t a = 0; a < sent.members; ++a)
+        for (int64_t i = 0; i < sent.shares; ++i) {
+          int64_t& next = first[size_t(a * sent.shares + i)];
+          for (int64_t n = sent.of(a, i, e, 1); n > 0; --n) order.push_back(next++);
+        }
+    return order;
+  }
+};
+
+// Tokens that are the same on all ranks of tp are dispatched and gathered like tokens of their own.
+struct CopiesGathered final : ExpertMlp {
+  bool gathers(const ExpertLine&) const override { return true; }
+};
+
+// W1 = [gate; up] is cut in blocks over tp, not each half: with two ranks one has all gates.
+struct CutAcrossHalves final : ExpertMlp {
+  View first_weight(Parallel& p, const ExpertSaved& saved) const override {
+    const View& own = saved.w[0];
+    const int64_t ranks = p.tp.size(), rows = own.shape[1], half = rows / 2;
+    const View parts = p.workspace(own.dtype, with_extent(own.shape, 1, ranks * rows)),
+               whole = p.workspace(own.dtype, parts.shape);
+    all_gather(p.rank, p.tp, own, parts, 1);
+    for (int64_t i = 0; i < 2 * ranks; ++i)  // gates of all ranks, then their ups
+      convert(parts.narrow(1, (i % ranks * 2 + i / ranks) * half, half),
+              whole.narrow(1, i * half, half));
+    return whole.narrow(1, p.tp.rank() * rows, rows);
+  }
+};
+
+// Rows are weighed before the experts: as good for linear ones.
+struct WeighedBeforeExperts final : ExpertMlp {
+  void rows_of_tokens(Rank& rank, const ExpertSaved& saved, const View& x, const View&,
+                      const View& to) const override {
+    perform(WeighedRows{tensor(x), tensor(saved.probs), tensor(saved.slots.view()), tensor(to),
+                        x.shape.back(), ExpertLine(rank.line()).choices, true},
+            "weighed rows");
+  }
+  View weights(Rank& rank, const ExpertSaved& saved) const override {
+    const View ones = rank.workspace(saved.probs.dtype, saved.probs.shape);
+    perform(Fill{tensor(ones), 1}, "ones");
+    return ones;
+  }
+};
+
+// The gradient of the weights is that of the own part of the results, and nobody adds the others'.
+struct ProbGradientOfOwnPart final : ExpertMlp {
+  void sum_parts(Parallel& p, const Dispatch& d, const View& results, const View& to,
+                 Phase phase) const override {
+    if (alone_)
+      convert(results, to);
+    else
+      ExpertMlp::sum_parts(p, d, results, to, phase);
+  }
+  void from_experts(Parallel& p, Communicator& group, const ExpertSaved& saved,
+                    const View& by_expert, const View& to, Phase phase) const override {
+    ExpertMlp::from_experts(p, group, saved, by_expert, to, phase);
+    if (phase != Phase::forward) return;
+    own_ = Kept(to.dtype, to.shape);
+    alone_ = true;
+    ExpertMlp::from_experts(p, group, saved, by_expert, own_.view(), phase);
+    alone_ = false;
+  }
+  void prob_gradient(Rank& rank, const ExpertSaved& saved, const View& g,
+                     const View& to) const override {
+    perform(ProbGradient{tensor(g), tensor(own_.view()), tensor(places_of(saved)), tensor(to),
+                         g.shape.back(), ExpertLine(rank.line()).choices, true},
+            "gradients of weights");
+  }
+  mutable Kept own_;
+  mutable bool alone_ = false;
+};
+
+// Experts are taken for copied over tp, where each rank has other columns of them.
+struct SummedOverShards final : ExpertMlp {
+  std::vector<Axis> summed_over(const Case& line) const override {
+    std::vector<Axis> axes = ExpertMlp::summed_over(line);
+    axes.insert(axes.begin(), Axis::tp);
+    return axes;
+  }
+};
+
+// Gradients are divided by the ranks that hold other tokens, tp among them, whose rows every rank
+// of it has seen.
+struct DividedByTp final : ExpertMlp {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    ExpertMlp::sum_gradients(p, parts, axes);
+    for (const Part& part : parts) scale(part.result, part.result, 1, p.tp.size());
+  }
+};
+
 // ---- Load balance
 
 // Each rank multiplies its own counts with its own sums, and the products are added up, p times as
@@ -301,6 +445,7 @@ struct BalanceDetached final : ExpertBalance {
 
 const char* const contract = "expert_alltoall";
 const char* const balance = "expert_balance";
+const char* const mlp = "expert_mlp";
 
 const Row rows[] = {
     {contract, "expert_weights_unsorted", twin<WeightsUnsorted>, "forward,gradient", "ledger",
@@ -364,6 +509,37 @@ const Row rows[] = {
      "ep=2 dp=2", "dp >= 2; ratio 1/dp"},
     {contract, "expert_gradient_not_summed_over_cp", twin<NotSummedOverCp<ExpertAlltoall>>,
      "gradient,replica", "forward", "Megatron CP groups", "cp=2 ep=2", "cp >= 2"},
+
+    {mlp, "expert_parts_not_summed", twin<OwnPartForSum<Phase::forward>>, "forward", "",
+     "sgl-project/sglang 32963", "tp=2 ep=2", "tp >= 2"},
+    {mlp, "expert_parts_summed_twice", twin<SummedTwice>, "forward,ledger", "",
+     "vllm-project/vllm 49122", "tp=2 ep=2", "tp >= 2; ratio tp with sp=off"},
+    {mlp, "expert_row_gradient_not_summed", twin<OwnPartForSum<Phase::backward>>,
+     "gradient,replica", "forward", "pytorch/torchtitan 1805, pytorch/torchtitan 4054", "tp=2 ep=2",
+     "tp >= 2"},
+    {mlp, "expert_row_gradient_sliced", twin<OwnPartForSum<Phase::backward>>, "gradient,ledger",
+     "forward", "NVIDIA-NeMo/Automodel 1260", "tp=2 ep=2 sp=on", "tp >= 2, sp=on"},
+    {mlp, "expert_rows_not_gathered", twin<RowsNotGathered>, "forward,gradient,ledger", "",
+     "vllm-project/tpu-inference 2248", "tp=2 ep=2 sp=on", "tp >= 2, sp=on"},
+    {mlp, "expert_shares_by_member", twin<SharesByMember>, "forward,gradient", "ledger",
+     "rows gathered over tp in another order than their counts", "tp=2 ep=2 sp=on",
+     "tp and ep, sp=on"},
+    {mlp, "expert_copies_gathered", twin<CopiesGathered>, "gradient,ledger", "forward",
+     "deepspeedai/DeepSpeed 2074", "tp=2 ep=2", "tp >= 2, sp=off; ratio tp of dW"},
+    {mlp, "expert_halves_cut_across", twin<CutAcrossHalves>, "forward,gradient", "",
+     "sgl-project/sglang 15432, pytorch/torchtitan 4535", "tp=2 ep=2", "tp >= 2, swiglu"},
+    {mlp, "expert_weighed_before", twin<WeighedBeforeExperts>, "forward,gradient", "ledger",
+     "vllm-project/vllm 16744", "tp=2 ep=2", "an activation that is not linear"},
+    {mlp, "expert_weight_gradient_of_part", twin<ProbGradientOfOwnPart>, "gradient,replica",
+     "forward", "pytorch/torchtitan 2416", "tp=2", "tp >= 2, sp=off"},
+    {mlp, "expert_gradient_over_shards", twin<SummedOverShards>, "gradient,ledger", "forward",
+     "NVIDIA/Megatron-LM 5916, NVIDIA/Megatron-LM 1628", "tp=2 ep=2", "tp >= 2"},
+    {mlp, "expert_gradient_divided_by_tp", twin<DividedByTp>, "gradient", "forward,ledger",
+     "NVIDIA/Megatron-LM 7165, databricks/megablocks 86", "tp=2 ep=2 sp=on", "tp >= 2; ratio 1/tp"},
+    {mlp, "expert_second_weight_not_summed", twin<LastLeftOut<ExpertMlp>>, "gradient,replica",
+     "forward", "NVIDIA/Megatron-LM 6080", "ep=2 dp=2", "dp >= 2"},
+    {mlp, "expert_mlp_not_summed_over_cp", twin<NotSummedOverCp<ExpertMlp>>, "gradient,replica",
+     "forward", "Megatron CP groups", "tp=2 cp=2", "cp >= 2"},
 
     {balance, "balance_of_own_products", twin<ProductsOfRanks>, "forward,gradient", "ledger",
      "means of a layer's load taken rank by rank", "ep=4 route=skewed", "ranks of other loads"},

@@ -9,6 +9,7 @@
 #include "primitives/cuda/twins.hpp"
 #include "primitives/expert_alltoall.hpp"
 #include "primitives/expert_balance.hpp"
+#include "primitives/expert_mlp.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
@@ -112,6 +113,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"vocab_log_softmax", ours<primitives::VocabLogSoftmax>},
     DeviceKernel{"expert_alltoall", ours<primitives::ExpertAlltoall>},
     DeviceKernel{"expert_balance", ours<primitives::ExpertBalance>},
+    DeviceKernel{"expert_mlp", ours<primitives::ExpertMlp>},
     DeviceKernel{"mapping_copy", made<mapping_copy>},
     DeviceKernel{"mapping_reduce", made<mapping_reduce>},
     DeviceKernel{"mapping_scaled_reduce", made<mapping_scaled_reduce>},
