@@ -20,6 +20,7 @@ namespace shardproof {
 
 void family_expert(Registry&);
 void family_expert_balance(Registry&);
+void family_expert_mlp(Registry&);
 void controls_expert(Registry&);
 
 namespace {
@@ -32,13 +33,16 @@ const Registry& families() {
     Registry r;
     family_expert(r);
     family_expert_balance(r);
+    family_expert_mlp(r);
     controls_expert(r);
     return r;
   }();
   return registry;
 }
 
-Case line_of(const std::string& words) { return parse("expert_alltoall " + words, families()); }
+Case line_of(const std::string& words) {
+  return parse(words.starts_with("expert_") ? words : "expert_alltoall " + words, families());
+}
 const Contract& contract() { return families().contract("expert_alltoall"); }
 Numbers routing(const std::string& words, uint64_t seed = 1) {
   return experts::routing(line_of(words), seed);
@@ -249,6 +253,25 @@ TEST(Load, NothingIsLost) {
   }
 }
 
+// Where tp cuts each expert: its ranks dispatch tokens of their own, or the same ones.
+TEST(Load, OfExpertsThatTpCuts) {
+  for (const char* words : {"tp=2 ep=2", "tp=2 ep=2 sp=on route=skewed", "tp=4 ep=2 sp=on topk=3",
+                            "tp=3 sp=on dp=2 seed=2", "tp=2 ep=4 order=ep,tp sp=on route=one"}) {
+    const Case line = line_of("expert_mlp " + std::string(words));
+    const Numbers all = experts::routing(line, line.seed());
+    const int64_t tp = line.ranks(Axis::tp), due = 48 * line.at("topk") * (line.on("sp") ? 1 : tp);
+    int64_t sent = 0, received = 0, rows = 0;
+    for (int r = 0; r < line.world(); ++r) {
+      const experts::Load load = experts::load_of(line, all, r);
+      sent += load.sent, received += load.received, rows += load.rows;
+      EXPECT_GE(load.block, load.received) << words;
+    }
+    EXPECT_EQ(sent, due) << words;
+    EXPECT_EQ(received, due) << words;
+    EXPECT_EQ(rows, 48 * line.at("topk") * tp) << words;  // each rank of tp computes all
+  }
+}
+
 struct Due {
   Op op;
   const char* label;
@@ -258,7 +281,8 @@ struct Due {
 };
 void expect_due(const std::string& words, int rank, const std::vector<Due>& due) {
   SCOPED_TRACE(words + " rank " + std::to_string(rank));
-  const auto met = contract().traffic(line_of(words), "", rank);
+  const Case line = line_of(words);
+  const auto met = families().contract(line.contract).traffic(line, "", rank);
   ASSERT_EQ(met.size(), due.size());
   for (size_t i = 0; i < due.size(); ++i) {
     EXPECT_EQ(met[i].op, due[i].op) << "call " << i;
@@ -311,6 +335,64 @@ TEST(Traffic, OfACapacityIsEqualBlocksAndNoCounts) {
       expect_due(std::string("ep=2 tokens=4 topk=2 experts=4 capacity=2 route=") + route, rank,
                  {Due{Op::all_to_all, "ep", false, 80}, Due{Op::all_to_all, "ep", false, 56},
                   Due{Op::all_to_all, "ep", true, 56}, Due{Op::all_to_all, "ep", true, 80}});
+}
+
+// Rows of 10, forward and backward alike: to the experts, gathered and summed over tp, and back.
+std::vector<Due> both_ways(const Due& sent, std::vector<Due> over_tp, const Due& back) {
+  std::vector<Due> due;
+  for (const bool backward : {false, true}) {
+    due.push_back(sent);
+    due.insert(due.end(), over_tp.begin(), over_tp.end());
+    due.push_back(back);
+    for (size_t i = due.size() - over_tp.size() - 2; i < due.size(); ++i)
+      due[i].backward = backward;
+  }
+  return due;
+}
+void expect_ways(const std::string& words, int rank, const char* counts, int64_t experts,
+                 int64_t sent, std::vector<Due> over_tp, int64_t back) {
+  auto due = both_ways({Op::all_to_all, "ep", false, 10 * sent}, std::move(over_tp),
+                       {Op::all_to_all, "ep", false, 10 * back});
+  if (counts) due.insert(due.begin(), Due{Op::all_gather, counts, false, experts, DType::i64});
+  expect_due("expert_mlp " + words, rank, due);
+}
+
+// The same tokens on both ranks of tp. Ranks 0 and 1 are the first of ep, 2 and 3 the second.
+TEST(Traffic, OfCutExpertsIsAllReducedWhereTokensAreTheSame) {
+  const auto summed = [](int64_t rows) {
+    return std::vector<Due>{{Op::all_reduce, "tp", false, 10 * rows}};
+  };
+  for (int rank : {0, 1, 2, 3}) {
+    const int64_t rows = rank < 2 ? 4 : 0;
+    expect_ways("tp=2 ep=2 tokens=4 topk=1 experts=4 route=one", rank, "ep", 4, 2, summed(rows),
+                rows);
+  }
+}
+
+// Two tokens a rank, token t chooses expert t mod 6: of ep=0, tp=0 experts 0 and 1, of tp=1 2 and
+// 3; of ep=1 4 and 5, then 0 and 1. Experts 0, 1 and 2 get two rows of tokens of tp=0 and three of
+// tp=1; experts 3, 4 and 5 two and one.
+TEST(Traffic, OfCutExpertsIsGatheredInBlocksOfTheLongest) {
+  const int64_t blocks[] = {3, 3, 2, 2}, received[] = {2, 3, 2, 1};
+  for (int rank : {0, 1, 2, 3})
+    expect_ways("tp=2 ep=2 sp=on tokens=8 topk=1 experts=6 route=even", rank, "tp,ep", 6, 2,
+                {{Op::all_gather, "tp", false, 10 * blocks[rank]},
+                 {Op::reduce_scatter, "tp", false, 20 * blocks[rank]}},
+                received[rank]);
+}
+
+TEST(Traffic, OfCutExpertsWithACapacity) {
+  expect_ways("tp=2 ep=2 sp=on tokens=8 topk=1 experts=4 capacity=1", 3, nullptr, 0, 4,
+              {{Op::all_gather, "tp", false, 40}, {Op::reduce_scatter, "tp", false, 80}}, 4);
+}
+
+// Two tokens a rank of dp; of ffn 24 a rank has 12: rows of gate, of up and columns of W2.
+TEST(Traffic, OfCutExpertsOnOneRankOfEp) {
+  for (const auto& [words, gradients] : {std::pair("", 360), {" activation=gelu", 240}})
+    expect_due(std::string("expert_mlp tp=2 dp=2 tokens=4 topk=1 experts=1") + words, 3,
+               {Due{Op::all_reduce, "tp", false, 20}, Due{Op::all_reduce, "tp", true, 20},
+                Due{Op::all_reduce, "dp", true, gradients}});
+  expect_due("expert_mlp", 0, {});
 }
 
 // Counts, then the loss, over the axes that cut the tokens.
@@ -399,10 +481,18 @@ TEST(OnRanks, NoExpertOfARankIsChosen) {
   EXPECT_EQ(run("ep=4 route=one topk=1 dtype=f32 fill=normal").failed, "");
 }
 
+// Ranks of tp that are sent other numbers of rows, and experts of ep that are sent none.
+TEST(OnRanks, SharesOfOtherLengthsAreGathered) {
+  for (const char* words :
+       {"tp=2 ep=2 tokens=8 topk=1 experts=6 route=even", "tp=2 ep=4 tokens=8 route=one topk=1",
+        "tp=3 route=skewed topk=2", "tp=2 ep=2 route=skewed activation=identity fill=integers"})
+    EXPECT_EQ(run(std::string("expert_mlp sp=on ") + words).failed, "") << words;
+}
+
 // ---- Refusals
 
 TEST(Refusals, NameWhatDoesNotFit) {
-  for (const char* name : {"expert_alltoall", "expert_balance"}) {
+  for (const char* name : {"expert_alltoall", "expert_balance", "expert_mlp"}) {
     const Contract& c = families().contract(name);
     EXPECT_GE(c.illegal.size(), 5u);
     for (const std::string& text : c.illegal)
@@ -414,12 +504,21 @@ TEST(Refusals, NameWhatDoesNotFit) {
         {"ep=4 tokens=10", "tokens divisible by dp*cp*ep*tp = 4"},
         {"ep=2 experts=4 topk=5", "topk of at most experts"},
         {"ep=4 capacity=13", "capacity of at most the tokens that a rank dispatches, 12"},
-        {"ep=2 pp=2", "the axes tp, cp, ep and dp only"}}) {
+        {"ep=2 pp=2", "the axes tp, cp, ep and dp only"},
+        {"expert_mlp tp=4 ffn=10", "ffn divisible by tp = 4"},
+        {"expert_mlp tp=2 ep=2 experts=5", "experts divisible by ep = 2"},
+        {"expert_mlp tp=2 ep=2 tokens=3", "tokens divisible by dp*cp*ep = 2"},
+        {"expert_mlp tp=2 ep=2 sp=on tokens=6", "tokens divisible by dp*cp*ep*tp = 4"},
+        {"expert_mlp tp=2 sp=on capacity=25",
+         "capacity of at most the tokens that a rank "
+         "dispatches, 24"},
+        {"expert_mlp ffn=65536 hidden=65536", "gradients of all experts"}}) {
     const auto refused = contract().precondition(line_of(words));
     ASSERT_TRUE(refused) << words;
     EXPECT_NE(std::string(refused->what()).find(says), std::string::npos) << refused->what();
   }
   EXPECT_FALSE(contract().precondition(line_of("ep=2 experts=4 topk=4 tokens=2")));
+  EXPECT_FALSE(contract().precondition(line_of("expert_mlp tp=2 ep=2 experts=2 tokens=2")));
 }
 
 // ---- Bounds
