@@ -195,7 +195,7 @@ void read_experts(const Reader& in, Model& m) {
 
 void read_notes(const Reader& in, Model& m) {
   if (m.experts > 0)
-    m.notes.push_back("one MLP stands for what an expert computes; tokens travel to linear ones");
+    m.notes.push_back("one MLP stands for dense layers and shared experts, as wide as the others");
   if (in.given("kv_lora_rank"))
     m.notes.push_back("plain key and value heads stand for the latent ones");
 }
@@ -439,6 +439,13 @@ const std::vector<Part>& parts() {
          return s.experts == 0 ? ""
                                : fmt::format("tokens={} hidden={} out={} experts={} topk={}",
                                              s.tokens, s.hidden, s.ffn, s.experts, s.topk);
+       }},
+      {"expert_mlp", "experts, FFN cut",
+       [](const SmallModel& s) {
+         return s.experts == 0
+                    ? ""
+                    : fmt::format("tokens={} hidden={} ffn={} activation={} experts={} topk={}",
+                                  s.tokens, s.hidden, s.ffn, s.activation, s.experts, s.topk);
        }},
       {"expert_balance", "load balance",
        [](const SmallModel& s) {

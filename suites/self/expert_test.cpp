@@ -337,7 +337,7 @@ TEST(Traffic, OfACapacityIsEqualBlocksAndNoCounts) {
                   Due{Op::all_to_all, "ep", true, 56}, Due{Op::all_to_all, "ep", true, 80}});
 }
 
-// Rows of 10, forward and backward alike: to the experts, gathered and summed over tp, and back.
+// Rows of 7, forward and backward alike: to the experts, gathered and summed over tp, and back.
 std::vector<Due> both_ways(const Due& sent, std::vector<Due> over_tp, const Due& back) {
   std::vector<Due> due;
   for (const bool backward : {false, true}) {
@@ -351,8 +351,8 @@ std::vector<Due> both_ways(const Due& sent, std::vector<Due> over_tp, const Due&
 }
 void expect_ways(const std::string& words, int rank, const char* counts, int64_t experts,
                  int64_t sent, std::vector<Due> over_tp, int64_t back) {
-  auto due = both_ways({Op::all_to_all, "ep", false, 10 * sent}, std::move(over_tp),
-                       {Op::all_to_all, "ep", false, 10 * back});
+  auto due = both_ways({Op::all_to_all, "ep", false, 7 * sent}, std::move(over_tp),
+                       {Op::all_to_all, "ep", false, 7 * back});
   if (counts) due.insert(due.begin(), Due{Op::all_gather, counts, false, experts, DType::i64});
   expect_due("expert_mlp " + words, rank, due);
 }
@@ -360,7 +360,7 @@ void expect_ways(const std::string& words, int rank, const char* counts, int64_t
 // The same tokens on both ranks of tp. Ranks 0 and 1 are the first of ep, 2 and 3 the second.
 TEST(Traffic, OfCutExpertsIsAllReducedWhereTokensAreTheSame) {
   const auto summed = [](int64_t rows) {
-    return std::vector<Due>{{Op::all_reduce, "tp", false, 10 * rows}};
+    return std::vector<Due>{{Op::all_reduce, "tp", false, 7 * rows}};
   };
   for (int rank : {0, 1, 2, 3}) {
     const int64_t rows = rank < 2 ? 4 : 0;
@@ -376,21 +376,21 @@ TEST(Traffic, OfCutExpertsIsGatheredInBlocksOfTheLongest) {
   const int64_t blocks[] = {3, 3, 2, 2}, received[] = {2, 3, 2, 1};
   for (int rank : {0, 1, 2, 3})
     expect_ways("tp=2 ep=2 sp=on tokens=8 topk=1 experts=6 route=even", rank, "tp,ep", 6, 2,
-                {{Op::all_gather, "tp", false, 10 * blocks[rank]},
-                 {Op::reduce_scatter, "tp", false, 20 * blocks[rank]}},
+                {{Op::all_gather, "tp", false, 7 * blocks[rank]},
+                 {Op::reduce_scatter, "tp", false, 14 * blocks[rank]}},
                 received[rank]);
 }
 
 TEST(Traffic, OfCutExpertsWithACapacity) {
   expect_ways("tp=2 ep=2 sp=on tokens=8 topk=1 experts=4 capacity=1", 3, nullptr, 0, 4,
-              {{Op::all_gather, "tp", false, 40}, {Op::reduce_scatter, "tp", false, 80}}, 4);
+              {{Op::all_gather, "tp", false, 28}, {Op::reduce_scatter, "tp", false, 56}}, 4);
 }
 
 // Two tokens a rank of dp; of ffn 24 a rank has 12: rows of gate, of up and columns of W2.
 TEST(Traffic, OfCutExpertsOnOneRankOfEp) {
-  for (const auto& [words, gradients] : {std::pair("", 360), {" activation=gelu", 240}})
+  for (const auto& [words, gradients] : {std::pair("", 252), {" activation=gelu", 168}})
     expect_due(std::string("expert_mlp tp=2 dp=2 tokens=4 topk=1 experts=1") + words, 3,
-               {Due{Op::all_reduce, "tp", false, 20}, Due{Op::all_reduce, "tp", true, 20},
+               {Due{Op::all_reduce, "tp", false, 14}, Due{Op::all_reduce, "tp", true, 14},
                 Due{Op::all_reduce, "dp", true, gradients}});
   expect_due("expert_mlp", 0, {});
 }
