@@ -52,6 +52,13 @@ int64_t SentRows::arriving(int64_t receiver, int64_t share) const {
   return rows;
 }
 
+int64_t SentRows::rows_of(int64_t expert) const {
+  int64_t rows = 0;
+  for (int64_t a = 0; a < members; ++a)
+    for (int64_t i = 0; i < shares; ++i) rows += of(a, i, expert, 1);
+  return rows;
+}
+
 int64_t SentRows::block(int64_t receiver) const {
   int64_t most = 0;
   for (int64_t i = 0; i < shares; ++i) most = std::max(most, arriving(receiver, i));
@@ -171,20 +178,27 @@ Numbers ExpertLayer::rows_within_capacity(Rank& rank, const ExpertLine& line,
   return Numbers(size_t(senders(rank, line).size() * line.experts), line.capacity);
 }
 
-void ExpertLayer::plan(Parallel& p, const ExpertLine& line, const View& chosen,
-                       ExpertSaved& saved) const {
-  Communicator& group = p.rank.along(line.axes);
-  SentRows all{group.size(), senders(p.rank, line).size() / group.size(), line.experts, {}};
-  const int64_t me = group.rank(), own = all.own(), share = all.shares > 1 ? p.tp.rank() : 0;
+// The place of each choice's expert among all: by member, then by own number.
+Numbers ExpertLayer::experts_of(const ExpertLine& line, int64_t members, const View& chosen) const {
+  const int64_t own = line.experts / members;
   Numbers by_slot = downloaded(chosen);
   for (int64_t& expert : by_slot) {
     if (expert < 0 || expert >= line.experts)
       throw std::invalid_argument("expected an expert from 0 to " +
                                   std::to_string(line.experts - 1) + ", met " +
                                   std::to_string(expert));
-    const ExpertPlace place = place_of(expert, line.experts, all.members);
+    const ExpertPlace place = place_of(expert, line.experts, members);
     expert = place.member * own + place.own;
   }
+  return by_slot;
+}
+
+void ExpertLayer::plan(Parallel& p, const ExpertLine& line, const View& chosen,
+                       ExpertSaved& saved) const {
+  Communicator& group = p.rank.along(line.axes);
+  SentRows all{group.size(), senders(p.rank, line).size() / group.size(), line.experts, {}};
+  const int64_t me = group.rank(), share = all.shares > 1 ? p.tp.rank() : 0;
+  const Numbers by_slot = experts_of(line, all.members, chosen);
   Dispatch& d = saved.dispatch;
   all.counts = line.capacity > 0 ? rows_within_capacity(p.rank, line, by_slot, d)
                                  : all_rows(p.rank, line, by_slot, d);
@@ -193,11 +207,7 @@ void ExpertLayer::plan(Parallel& p, const ExpertLine& line, const View& chosen,
     d.sent.push_back(all.to(a, me, share));
   }
   d.block = all.block(me), d.shares = all.shares;
-  for (int64_t e = 0; e < own; ++e) {
-    d.rows_of.push_back(0);
-    for (int64_t a = 0; a < all.members; ++a)
-      for (int64_t i = 0; i < all.shares; ++i) d.rows_of.back() += all.of(a, i, me * own + e, 1);
-  }
+  for (int64_t e = 0; e < all.own(); ++e) d.rows_of.push_back(all.rows_of(me * all.own() + e));
   d.order = order_of(all, me);
   saved.slots = uploaded(d.slots);
   saved.places = uploaded(inverse(d.slots, by_slot.size()));

@@ -47,6 +47,7 @@ struct SentRows {
     return of(member, share, receiver * own(), own());
   }
   int64_t arriving(int64_t receiver, int64_t share) const;  // from all members
+  int64_t rows_of(int64_t expert) const;                    // from all senders
   // Rows of each share where these are gathered: as many as the share with most has.
   int64_t block(int64_t receiver) const;
 };
@@ -119,6 +120,7 @@ class ExpertLayer : public Kernel {
   virtual void sum_gradients(Parallel&, const Parts&, const std::vector<Axis>&);
 
  private:
+  std::vector<int64_t> experts_of(const ExpertLine&, int64_t members, const View& chosen) const;
   void plan(Parallel&, const ExpertLine&, const View& chosen, ExpertSaved&) const;
   // The rows of a rank, by expert; and the counts of all senders.
   std::vector<int64_t> all_rows(Rank&, const ExpertLine&, const std::vector<int64_t>& by_slot,
