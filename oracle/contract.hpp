@@ -26,6 +26,7 @@ struct Operand {
   std::vector<double> stated = {};    // index: what the line says, nothing is drawn
   // index: the whole of it follows from the seed of a feed by a rule of the family (a routing)
   std::function<std::vector<double>(uint64_t seed)> made = nullptr;
+  bool magnitude = false;  // drawn without its sign: a mean of squares
 };
 // In which an operand, or its gradient, is stored: grad= says it of a parameter's gradient.
 DType stored_type(const Case&, const Operand&, bool gradient = false);

@@ -1,6 +1,7 @@
 #include "oracle/drawn.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace shardproof {
@@ -54,6 +55,8 @@ std::vector<double> values_at(const Drawing& d, std::span<const int64_t> indices
   } else {
     values = draw_at({fill_of(d), d.feed.seed, d.feed.range, o.contraction},
                      stream_of(o, d.cotangent), d.dtype, d.whole_shape, indices);
+    if (o.magnitude && !d.cotangent)
+      for (double& v : values) v = std::abs(v);
   }
   return values;
 }

@@ -5,6 +5,7 @@
 #include "primitives/expert_rows.hpp"
 #include "primitives/gate.hpp"
 #include "primitives/norm_rows.hpp"
+#include "primitives/optimizer.hpp"
 #include "primitives/pointwise.hpp"
 #include "primitives/rotary_pairs.hpp"
 #include "primitives/token_loss.hpp"
@@ -18,6 +19,7 @@
       each(ActivatedBackward)
 #define SHARDPROOF_NORM_BODIES(each) each(NormForward) each(NormBackward) each(NormParameter)
 #define SHARDPROOF_CLIP_BODIES(each) each(SumOfSquares) each(SquareRoot) each(Clipped)
+#define SHARDPROOF_OPTIMIZER_BODIES(each) each(AdamStep) each(MomentumStep)
 #define SHARDPROOF_ROTARY_BODIES(each) each(RotaryPairs)
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
@@ -41,6 +43,7 @@
   SHARDPROOF_GATE_BODIES(each)           \
   SHARDPROOF_NORM_BODIES(each)           \
   SHARDPROOF_CLIP_BODIES(each)           \
+  SHARDPROOF_OPTIMIZER_BODIES(each)      \
   SHARDPROOF_ROTARY_BODIES(each)         \
   SHARDPROOF_LOSS_BODIES(each)           \
   SHARDPROOF_VOCAB_BODIES(each)          \

@@ -93,11 +93,11 @@ void all_gather(Rank& rank, Communicator& group, const View& in, const View& out
 }
 
 void reduce_scatter(Rank& rank, Communicator& group, const View& in, const View& out, int dim,
-                    Site site) {
-  if (!on_device(in)) return group.reduce_scatter(in, out, dim, Reduce::sum, site);
+                    Reduce reduce, Site site) {
+  if (!on_device(in)) return group.reduce_scatter(in, out, dim, reduce, site);
   const Cut to = whole(out);
   const View own = room(rank, to);
-  group.reduce_scatter(packed(rank, equal(in, dim, group.size())), own, 0, Reduce::sum, site);
+  group.reduce_scatter(packed(rank, equal(in, dim, group.size())), own, 0, reduce, site);
   deliver(own, to);
 }
 

@@ -16,7 +16,7 @@ void all_reduce(Rank&, Communicator&, const View& in, const View& out, Reduce = 
 void all_gather(Rank&, Communicator&, const View& in, const View& out, int dim,
                 Site = Site::current());
 void reduce_scatter(Rank&, Communicator&, const View& in, const View& out, int dim,
-                    Site = Site::current());
+                    Reduce = Reduce::sum, Site = Site::current());
 void all_to_all(Rank&, Communicator&, const View& in, const View& out, int split_dim,
                 int concat_dim, std::span<const int64_t> split = {},
                 std::span<const int64_t> concat = {}, Site = Site::current());

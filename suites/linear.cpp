@@ -42,6 +42,14 @@ Key share(const char* name, const char* fallback, const char* help) {
   return k;
 }
 
+Key positive(const char* name, const char* fallback, const char* help) {
+  Key k{name, fallback, help};
+  k.valid = [](std::string_view text) {
+    return reading::decimal(text).value_or(0) > 0 ? std::string() : std::string("a number above 0");
+  };
+  return k;
+}
+
 std::vector<Key> token_keys() {
   Key tokens = extent("tokens", "", 1, "rows of x; left out: seq*batch, or 24");
   tokens.derive = [](const Case& c) {

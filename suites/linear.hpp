@@ -15,7 +15,8 @@ namespace shardproof::linears {
 Key extent(const char* name, const char* fallback, int64_t low, const char* help);
 Key toggle(const char* name, const char* fallback, const char* help);
 Key share(const char* name, const char* fallback, const char* help);  // in [0, 1)
-std::vector<Key> token_keys();                                        // tokens seq batch
+Key positive(const char* name, const char* fallback, const char* help);
+std::vector<Key> token_keys();  // tokens seq batch
 Key microbatches_key();
 std::vector<int64_t> token_shape(const Case&, int64_t features);
 

@@ -2,6 +2,7 @@
 // gradients of gamma and beta are sums over all tokens, summed over the ranks that cut them.
 #include <algorithm>
 
+#include "fixtures/sharding.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/norm_sequence.hpp"
 #include "reference/norm.hpp"
@@ -217,6 +218,26 @@ std::vector<Traffic> coalesced(const Case& c, const std::vector<Axis>& axes, int
   t.reduce = reduce;
   return {t};
 }
+
+Whole denoted(const Operand& o, const Layout& layout, const Mesh& mesh, const Whole& stacked) {
+  const auto all = stacked_axes(layout, mesh, false), left = stacked_axes(layout, mesh, true);
+  const int64_t elements = product(o.shape);
+  Whole sum{denoted_shape(o.shape, layout, mesh), {}};
+  sum.value.resize(size_t(product(sum.shape)));
+  for (size_t i = 0; i < stacked.value.size(); ++i) {
+    int64_t place = int64_t(i) / elements, stack = 0, stride = 1;
+    for (size_t a = all.size(); a-- > 0; place /= mesh.size(all[a]))
+      if (std::find(left.begin(), left.end(), all[a]) != left.end()) {
+        stack += place % mesh.size(all[a]) * stride;
+        stride *= mesh.size(all[a]);
+      }
+    sum.value[size_t(stack * elements) + i % size_t(elements)] += stacked.value[i];
+  }
+  return sum;
+}
+
+Whole absolute(const Whole& w) { return {w.shape, reference::absolute(w.value)}; }
+Whole squared(const Whole& w) { return {w.shape, reference::squared(w.value)}; }
 
 }  // namespace replicated
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "fixtures/fills.hpp"
-#include "fixtures/sharding.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "reference/norm.hpp"
@@ -23,27 +22,6 @@ using reference::Values;
 std::optional<int64_t> range_of_sums(const Case& c, int64_t terms) {
   return linears::range_of_products(c, terms, 1);
 }
-
-// The parts of a partial tensor added up: what it denotes.
-Whole denoted(const Operand& o, const Layout& layout, const Mesh& mesh, const Whole& stacked) {
-  const auto all = stacked_axes(layout, mesh, false), left = stacked_axes(layout, mesh, true);
-  const int64_t elements = product(o.shape);
-  Whole sum{denoted_shape(o.shape, layout, mesh), {}};
-  sum.value.resize(size_t(product(sum.shape)));
-  for (size_t i = 0; i < stacked.value.size(); ++i) {
-    int64_t place = int64_t(i) / elements, stack = 0, stride = 1;
-    for (size_t a = all.size(); a-- > 0; place /= mesh.size(all[a]))
-      if (std::find(left.begin(), left.end(), all[a]) != left.end()) {
-        stack += place % mesh.size(all[a]) * stride;
-        stride *= mesh.size(all[a]);
-      }
-    sum.value[size_t(stack * elements) + i % size_t(elements)] += stacked.value[i];
-  }
-  return sum;
-}
-
-Whole absolute(const Whole& w) { return {w.shape, reference::absolute(w.value)}; }
-Whole squared(const Whole& w) { return {w.shape, reference::squared(w.value)}; }
 
 Key count_key(const char* name, const char* fallback, const char* help) {
   Key k = extent(name, fallback, 0, help);
@@ -666,12 +644,9 @@ Contract replicated_clip() {
   c.name = "replicated_clip";
   c.family = "replicated";
   c.summary = "norm of all gradients, replicated ones counted once, and gradients clipped to it";
-  Key limit{"max_norm", "1", "gradients are scaled down to this norm"};
-  limit.valid = [](std::string_view text) {
-    return reading::decimal(text).value_or(0) > 0 ? std::string() : std::string("a number above 0");
-  };
   c.keys = {extent("hidden", "10", 1, "elements of the replicated gradient"),
-            extent("ffn", "48", 1, "rows of the sharded gradient, cut over tp"), limit};
+            extent("ffn", "48", 1, "rows of the sharded gradient, cut over tp"),
+            positive("max_norm", "1", "gradients are scaled down to this norm")};
   c.precondition = primitives::refused_clip;
   c.operands = clip_operands;
   c.forward = clip_forward;

@@ -26,6 +26,11 @@ Layout parameter_of_tokens(const Case&);
 Placement tokens_on_tp(const Case&);  // S(0) under sp
 int64_t ranks_of(const Case&, const std::vector<Axis>&);
 
+// The parts of a partial tensor added up: what it denotes.
+Whole denoted(const Operand&, const Layout&, const Mesh&, const Whole& stacked);
+Whole absolute(const Whole&);
+Whole squared(const Whole&);
+
 // Unit roundoffs of an implementation on this line, the reference's own included; `ranks` parts of
 // a sum travel.
 reference::Rounding rounding_of(const Case&, const Precision&, int64_t ranks);

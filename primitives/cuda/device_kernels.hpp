@@ -19,6 +19,7 @@
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
 #include "primitives/sharded.hpp"
+#include "primitives/sharded_step.hpp"
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
 #include "primitives/vocab_log_softmax.hpp"
@@ -89,6 +90,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_column", ours<primitives::LinearColumn>},
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
     DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
+    DeviceKernel{"sharded_step", ours<primitives::ShardedStep>},
     DeviceKernel{"pipeline_stages", ours<primitives::PipelineStages>},
     DeviceKernel{"pipeline_tied", ours<primitives::PipelineTied>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},

@@ -1,0 +1,113 @@
+// The step of a distributed optimizer: each data-parallel rank keeps masters and moments of a part
+// of the parameters and updates that part (ZeRO stages 1 and 2; Megatron's DistributedOptimizer).
+//
+//   flat     all parameters one behind the other, filled up with zeros to a multiple of p: p shards
+//            of equal length, whose borders fall inside of parameters. The last ranks own fewer
+//            elements, or none
+//   ranks    shard=all: p = dp cp, cp the faster, as a mesh [dp, cp] is flattened; shard=cp: p =
+//            cp, and each rank of dp has a copy of shard and state
+//
+//   sharded_step
+//     gradients, in the wire type: one reduce-scatter; shard=cp: then one all-reduce over dp of the
+//              own shard. A sum, or the mean over all ranks (reduce=mean)
+//     clip=    squares of the own shard: one all-reduce over the shards; the gradient is scaled to
+//              a norm of at most that
+//     update   masters and moments of the own shard, in the accumulation type: AdamW, or SGD with
+//              momentum. Matrices decay, vectors (gains, biases) do not
+//     masters  rounded to the storage type: one all-gather
+//
+// A group of one issues no call. There is no backward.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "primitives/linear.hpp"
+#include "primitives/optimizer.hpp"
+
+namespace shardproof::primitives {
+
+std::optional<Rejected> refused_sharded_step(const Case&);
+
+// A part of one parameter: elements [first, first + count) of the flat buffer.
+struct Piece {
+  size_t parameter = 0;
+  int64_t first = 0, count = 0;
+};
+
+// Where parameters and shards lie in the flat buffer.
+struct FlatBuffer {
+  int ranks = 1, own = 0;
+  std::vector<int64_t> first;  // element of each parameter, and behind the last
+  std::vector<bool> matrix;    // by parameter
+  int64_t block = 0;           // elements of a shard, padding and all
+
+  FlatBuffer(const std::vector<std::vector<int64_t>>& shapes, int ranks, int own);
+  int64_t elements() const { return first.back(); }
+  int64_t padded() const { return block * ranks; }
+  int64_t begin(int rank) const;  // of a rank's elements
+  int64_t count(int rank) const { return begin(rank + 1) - begin(rank); }
+  std::vector<Piece> pieces(int rank) const;  // of the parameters in a rank's shard
+};
+
+// Operands by name. Parameters in the order gamma, w, b.
+struct StepTensors {
+  std::vector<View> parameters, gradients;
+  View master, m, v;  // as they are handed; no data where there is none
+  std::vector<View> next;
+  View next_master, next_m, next_v, norm;
+
+  StepTensors(const Case&, std::span<const View> inputs, std::span<const View> outputs);
+};
+
+// Tensors of one piece. Without v it is SGD.
+struct PieceTensors {
+  View master, m, v, gradient, next_master, next_m, next_v;
+};
+
+class ShardedStep : public Kernel {
+ public:
+  std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
+                                 std::span<const View> outputs) override;
+
+ protected:
+  virtual FlatBuffer flat_of(Parallel&, const StepTensors&) const;
+  // Ranks that the own shard is gathered from and counted with.
+  virtual std::vector<Axis> gathered_over(const Case&) const;
+  virtual DType type_on_wire(const Parallel&) const;
+  virtual StepNumbers numbers(const Case&) const;
+  virtual bool decays(const FlatBuffer&, const Piece&) const;
+
+  // Tensors of all parameters into the flat buffer, and out of it.
+  virtual void pack_gradients(const FlatBuffer&, const std::vector<View>& all, const View& flat);
+  virtual void unpack_parameters(const FlatBuffer&, const View& flat, const std::vector<View>& all);
+  // in [p block], out [block].
+  virtual void reduce(Parallel&, Communicator&, const View& in, const View& out, Reduce);
+  virtual void reduce_copies(Parallel&, const View& shard, Reduce);
+  // The reduced gradient of the own elements, in the accumulation type.
+  virtual View reduced_gradient(Parallel&, const FlatBuffer&, const StepTensors&);
+  // The own part of a state that is handed whole.
+  virtual View own_state(Parallel&, const FlatBuffer&, const View& whole) const;
+  virtual View own_master(Parallel&, const FlatBuffer&, const StepTensors&);
+  virtual void sum_squares(Parallel&, const FlatBuffer&, const View& own, const View& total);
+  virtual View clipped(Parallel&, const FlatBuffer&, const StepTensors&, const View& gradient);
+  virtual void update(Parallel&, const PieceTensors&, const StepNumbers&);
+  virtual void update_shard(Parallel&, const FlatBuffer&, const PieceTensors& own);
+  // shard [block] of the new parameters, all [p block].
+  virtual void gather(Parallel&, const FlatBuffer&, const StepTensors&, const View& shard,
+                      const View& all);
+
+  PieceTensors own_tensors(Parallel&, const FlatBuffer&, const StepTensors&);
+  View own_shard_of_parameters(Parallel&, const FlatBuffer&, const StepTensors&);  // stored [block]
+};
+
+// Axes with ranks over which the flat buffer is cut, and over which shards are copied.
+std::vector<Axis> axes_of_step_shards(const Case&);
+std::vector<Axis> axes_of_step_copies(const Case&);
+Communicator& group_over(Parallel&, const std::vector<Axis>&);
+void pack(const std::vector<int64_t>& places, const std::vector<View>& all, const View& flat);
+void unpack(const std::vector<int64_t>& places, const View& flat, const std::vector<View>& all);
+// Elements [first, first + count) of the own shard's tensors.
+PieceTensors part_of(const PieceTensors&, int64_t first, int64_t count);
+
+}  // namespace shardproof::primitives
