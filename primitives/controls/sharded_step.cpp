@@ -58,12 +58,11 @@ struct GradientsPaddedApart final : ShardedStep {
 
 // Gradients in the order in which backward makes them, parameters in that of the model.
 struct GradientsInReverse final : ShardedStep {
-  void pack_gradients(const FlatBuffer& f, const Views& all, const View& flat) override {
+  void pack_gradients(const FlatBuffer&, const Views& all, const View& flat) override {
     std::vector<int64_t> places(all.size());
     int64_t at = 0;
     for (size_t k = all.size(); k-- > 0; at += all[k].elements()) places[k] = at;
     pack(places, all, flat);
-    (void)f;
   }
 };
 
@@ -321,12 +320,12 @@ struct SecondMomentOfOwnGradient final : ShardedStep {
   Doubles local_;
 };
 
-// Moments are kept in the type in which gradients travel, or masters in that of the parameters.
-struct MomentsAsOnWire final : ShardedStep {
+// Moments are kept in the type of the parameters, or masters are.
+struct MomentsAsStored final : ShardedStep {
   void update_shard(Parallel& p, const FlatBuffer& f, const PieceTensors& own) override {
     ShardedStep::update_shard(p, f, own);
-    round_to_type(p, own.next_m, p.wire);
-    if (own.v.data) round_to_type(p, own.next_v, p.wire);
+    round_to_type(p, own.next_m, p.storage);
+    if (own.v.data) round_to_type(p, own.next_v, p.storage);
   }
 };
 struct MastersAsStored final : ShardedStep {
@@ -384,8 +383,7 @@ struct FirstShardStaleOnLastRank final : ShardedStep {
   }
 };
 
-// A rank keeps its own shard as it is in the masters' type and hands it on rounded to another one:
-// here, unrounded masters are added to what others have of them.
+// The own shard was staged after the call, into a buffer that nobody reads.
 struct OwnShardOfOldParameters final : ShardedStep {
   void gather(Parallel& p, const FlatBuffer& f, const StepTensors& t, const View& shard,
               const View& all) override {
@@ -409,14 +407,7 @@ using controls::twin;
 // There is no backward.
 Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check, const char* silent,
        const char* imitates, const char* words, const char* makes_visible) {
-  return {"sharded_step",
-          name,
-          make,
-          check,
-          silent,
-          imitates,
-          words,
-          makes_visible,
+  return {"sharded_step",    name, make, check, silent, imitates, words, makes_visible,
           /*alone=*/false,
           /*backward=*/false};
 }
@@ -447,20 +438,21 @@ const Row rows[] = {
        "nntrainer/nntrainer 3565, deepspeedai/DeepSpeed 482", "dp=2", "decay above 0, AdamW"),
 
     of("step_mean_summed", twin<MeanSummed>, "forward,ledger", "lockstep,replica",
-       "hamishivi/tmax 9", "dp=4 reduce=mean rule=sgd", "p >= 2"),
+       "a sum that is spent as the mean that it was meant to be", "dp=4 reduce=mean rule=sgd",
+       "p >= 2"),
     of("step_sum_averaged", twin<SumAveraged>, "forward,ledger", "lockstep,replica",
-       "EleutherAI/gpt-neox 1259", "dp=4 rule=sgd", "p >= 2"),
+       "meta-pytorch/torchtune 2172", "dp=4 rule=sgd", "p >= 2"),
     of("step_mean_divided_twice", twin<DividedTwice>, "forward", "ledger,lockstep,replica",
-       "NVIDIA/Megatron-LM 3023", "dp=4 reduce=mean rule=sgd", "p >= 2"),
+       "hamishivi/tmax 9, ByteDance-Seed/VeOmni 1079", "dp=4 reduce=mean rule=sgd", "p >= 2"),
     of("step_mean_divided_by_dp_alone", twin<DividedByDpAlone>, "forward",
-       "ledger,lockstep,replica", "deepspeedai/DeepSpeed 5555", "dp=2 cp=2 reduce=mean rule=sgd",
-       "two axes"),
+       "ledger,lockstep,replica", "deepspeedai/DeepSpeed 5555, deepspeedai/DeepSpeed 6546",
+       "dp=2 cp=2 reduce=mean rule=sgd", "two axes"),
     of("step_gradient_reduced_over_dp_alone", twin<ReducedOverDpAlone>, "forward,ledger",
-       "lockstep,replica", "deepspeedai/DeepSpeed 5555", "dp=2 cp=2 rule=sgd", "two axes"),
+       "lockstep,replica", "pytorch/torchtitan 685", "dp=2 cp=2 rule=sgd", "two axes"),
     of("step_gradient_left_local", twin<GradientsLeftLocal>, "forward,ledger", "replica",
-       "NVIDIA/Megatron-LM 7186", "dp=4 rule=sgd", "p >= 2"),
+       "deepspeedai/DeepSpeed 4321", "dp=4 rule=sgd", "p >= 2"),
     of("step_copies_left_local", twin<CopiesLeftLocal>, "forward,replica,ledger", "",
-       "NVIDIA/Megatron-LM 7186", "dp=2 cp=2 shard=cp rule=sgd", "copies of shards"),
+       "NVIDIA-NeMo/Automodel 3135", "dp=2 cp=2 shard=cp rule=sgd", "copies of shards"),
     of("step_gradient_reduced_as_stored", twin<ReducedAsStored>, "forward,ledger",
        "lockstep,replica", "pytorch/pytorch 190626", "dp=4 dtype=bf16 wire=f32",
        "wire wider than storage"),
@@ -490,8 +482,8 @@ const Row rows[] = {
     of("step_second_moment_of_own_gradient", twin<SecondMomentOfOwnGradient>, "forward",
        "ledger,lockstep,replica", "a second moment that is fed by a hook before the sum", "dp=2",
        "p >= 2"),
-    of("step_moments_as_on_wire", twin<MomentsAsOnWire>, "forward", "ledger,lockstep,replica",
-       "nntrainer/nntrainer 3565", "dp=2 dtype=bf16", "moments wider than the wire"),
+    of("step_moments_as_stored", twin<MomentsAsStored>, "forward", "ledger,lockstep,replica",
+       "nntrainer/nntrainer 3565", "dp=2 dtype=bf16 wire=f32", "moments wider than storage"),
     of("step_masters_as_stored", twin<MastersAsStored>, "forward", "ledger,lockstep,replica",
        "NVIDIA/Megatron-LM 1359", "dp=2 dtype=bf16 wire=f32", "masters wider than storage"),
     of("step_of_stored_parameter", twin<StepOfStoredParameter>, "forward",
@@ -508,7 +500,7 @@ const Row rows[] = {
     of("step_own_shard_of_old_parameters", twin<OwnShardOfOldParameters>, "forward,replica",
        "ledger,lockstep", "NVIDIA/Megatron-LM 6920", "dp=2 rule=sgd", "p >= 2"),
     of("step_gathered_dp_first", twin<GatheredDpFirst>, "forward", "replica",
-       "facebookresearch/fairscale 121", "dp=2 cp=2 rule=sgd", "two axes"),
+       "a mesh [dp, cp] that is flattened as [cp, dp]", "dp=2 cp=2 rule=sgd", "two axes"),
 };
 
 }  // namespace
