@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "reference/replicated.hpp"
 
@@ -34,7 +35,7 @@ Off square(const Off& x) {
 // 1 - b^t: t roundings of b, t of products, 1 of the difference.
 Off correction(double b, double t, double u) {
   const double power = std::pow(b, t);
-  return {1 - power, gamma_of(2 * t + 1, u) * power + u};
+  return {1 - power, (power > 0 ? gamma_of(2 * t + 1, u) * power : 0) + u};
 }
 
 // m / (c1 (sqrt(v / c2) + eps)). All of it grows or falls in each of its numbers: it is farthest
@@ -43,6 +44,7 @@ Off ratio(const Off& m, const Off& v, const Off& c1, const Off& c2, double eps, 
   const auto below = [eps](double square, double first, double second) {
     return first * (std::sqrt(square / second) + eps);
   };
+  if (c1.low() <= 0 || c2.low() <= 0) return {0, std::numeric_limits<double>::infinity()};
   const double value = m.value / below(v.value, c1.value, c2.value),
                low = below(std::max(0.0, v.low()), c1.low(), c2.high()),
                high = below(v.high(), c1.high(), c2.low());

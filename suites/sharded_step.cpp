@@ -353,8 +353,9 @@ Contract sharded_step() {
   c.integer_range = integer_range;
   c.cases = cases;
   c.illegal = {"sharded_step dp=2 ep=2", "sharded_step dp=2 pp=2", "sharded_step tp=2 dp=2 clip=1"};
-  c.witnesses = {"sharded_step dp=2 clip=1", "sharded_step dp=3 clip=1", "sharded_step dp=4 clip=1",
-                 "sharded_step dp=2 cp=2 clip=1", "sharded_step dp=2 cp=2 shard=cp clip=1"};
+  c.witnesses = {"sharded_step dp=2 clip=1", "sharded_step dp=3 clip=1",
+                 "sharded_step dp=4 clip=1 seed=2", "sharded_step dp=2 cp=2 clip=1 seed=2",
+                 "sharded_step dp=2 cp=2 shard=cp clip=1"};
   return c;
 }
 

@@ -207,6 +207,33 @@ void example(Pool& p, const Variant& v, Clipped& b) {
        p.unwritten(v.number(), {v.rows, v.columns}), 0.7};
 }
 
+primitives::StepNumbers step_numbers() {
+  primitives::StepNumbers n;
+  n.lr = 0.125, n.decay = 0.25, n.momentum = 0.5, n.beta1 = 0.9, n.beta2 = 0.95, n.eps = 0.001;
+  n.correction1 = 0.271, n.correction2 = 0.142625;
+  return n;
+}
+void example(Pool& p, const Variant& v, AdamStep& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, integers(1)),
+       p.tensor(v.number(), {v.rows, v.columns}, halves(2)),
+       p.tensor(v.number(), {v.rows, v.columns}, [](int64_t i) { return 1 + i % 5; }),
+       p.tensor(v.number(), {v.rows, v.columns}, integers(3)),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       step_numbers(),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, MomentumStep& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, integers(1)),
+       p.tensor(v.number(), {v.rows, v.columns}, halves(2)),
+       p.tensor(v.number(), {v.rows, v.columns}, integers(3)),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       step_numbers(),
+       v.wide};
+}
+
 void example(Pool& p, const Variant& v, RotaryPairs& b) {
   const int64_t dim = 2 * v.columns, heads = 3;
   b = {p.tensor(v.number(), {v.rows, heads, dim}, halves(1)),
