@@ -304,38 +304,43 @@ std::vector<std::string> at_all_ranks() {
 
 std::vector<std::string> cases(const std::string& tier) {
   const auto smoke = crossed(
-      {"sharded_step"},
-      {"dp=2", "dp=4 rule=sgd", "dp=4 dtype=bf16 wire=f32 clip=1", "dp=2 cp=2 reduce=mean rule=sgd",
-       "dp=2 cp=2 shard=cp master=loaded dtype=bf16", "dp=2 state=whole"});
+      {"sharded_step"}, {"dp=2", "dp=4 rule=sgd fill=integers", "dp=4 dtype=bf16 wire=f32 clip=1",
+                         "dp=2 cp=2 reduce=mean rule=sgd fill=integers",
+                         "dp=2 cp=2 shard=cp master=loaded dtype=bf16", "dp=2 state=whole"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> some{"sharded_step dp=2", "sharded_step dp=4",
                                       "sharded_step dp=2 cp=2 shard=cp"};
   const auto ci = together(
       {smoke,
        crossed(at_all_ranks(),
-               {"", "rule=sgd", "dtype=f32 clip=1", "dtype=bf16 wire=f32", "rule=sgd reduce=mean"}),
+               {"", "rule=sgd fill=integers", "dtype=f32 clip=1", "dtype=bf16 wire=f32"}),
+       crossed({"sharded_step", "sharded_step dp=4", "sharded_step dp=8", "sharded_step dp=4 cp=2",
+                "sharded_step dp=2 cp=2 shard=cp"},
+               {"rule=sgd reduce=mean fill=integers", "rule=sgd reduce=mean dtype=f32"}),
        crossed(some,
                {"dtype=f16", "dtype=bf16", "dtype=bf16 wire=f32 master=loaded reduce=mean clip=2",
-                "rule=sgd dtype=bf16", "rule=sgd dtype=f32 fill=normal decay=0",
+                "rule=sgd fill=integers dtype=bf16", "rule=sgd dtype=f32 fill=normal decay=0",
                 "state=whole dtype=f32", "strides=transposed", "dtype=f32 step=1 decay=0",
                 "clip=1000", "dtype=f32 fill=cancelling", "fill=large", "dtype=f32 eps=0.00000001",
                 "dtype=f32 wire=bf16", "dtype=f32 acc=f64"}),
-       // 47 elements over 8 ranks, 8 over 8, 5 over 8: one over, even, and ranks without any.
+       // 8, 5, 3 and 153 elements over 8 ranks: one each, ranks without any, one beyond a multiple.
        crossed({"sharded_step dp=8", "sharded_step dp=4 cp=2"},
-               {"rows=2 hidden=2", "rows=1 hidden=2", "rows=1 hidden=1 rule=sgd",
+               {"rows=2 hidden=2", "rows=1 hidden=2", "rows=1 hidden=1 rule=sgd fill=integers",
                 "rows=1 hidden=2 dtype=bf16 wire=f32 clip=1", "rows=13 hidden=10"}),
        {"sharded_step dp=4 rows=1 hidden=1", "sharded_step dp=2 cp=2 order=dp,cp state=whole",
-        "sharded_step dp=2 cp=2 order=dp,cp rule=sgd", "sharded_step tp=2 dp=2",
-        "sharded_step tp=2 dp=2 rule=sgd master=loaded", "sharded_step dp=2 shard=cp",
-        "sharded_step dp=3 shard=cp rule=sgd", "sharded_step dp=3 shard=cp clip=1 dtype=f32",
+        "sharded_step dp=2 cp=2 order=dp,cp rule=sgd fill=integers", "sharded_step tp=2 dp=2",
+        "sharded_step tp=2 dp=2 rule=sgd fill=integers master=loaded", "sharded_step dp=2 shard=cp",
+        "sharded_step dp=3 shard=cp rule=sgd fill=integers",
+        "sharded_step dp=3 shard=cp clip=1 dtype=f32",
         "sharded_step dp=2 cp=4 shard=cp reduce=mean dtype=f32",
         "sharded_step dp=3 reduce=mean rule=sgd dtype=f32", "sharded_step dp=2 step=1000000",
         "sharded_step dp=4 cp=2 shard=cp clip=1 state=whole order=dp,cp"}});
   if (tier != "nightly") return ci;
-  return together({ci, crossed({"sharded_step dp=8 rows=65 hidden=33", "sharded_step dp=5",
-                                "sharded_step dp=3 cp=2 rows=31 hidden=50"},
-                               {"", "rule=sgd", "dtype=bf16 wire=f32 clip=1", "dtype=f16",
-                                "dtype=bf16 reduce=mean master=loaded", "state=whole"})});
+  return together(
+      {ci, crossed({"sharded_step dp=8 rows=65 hidden=33", "sharded_step dp=5",
+                    "sharded_step dp=3 cp=2 rows=31 hidden=50"},
+                   {"", "rule=sgd fill=integers", "dtype=bf16 wire=f32 clip=1", "dtype=f16",
+                    "dtype=bf16 reduce=mean master=loaded", "state=whole"})});
 }
 
 Contract sharded_step() {

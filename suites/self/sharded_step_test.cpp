@@ -330,6 +330,18 @@ TEST(StepRanges, KeepSgdExact) {
   EXPECT_EQ(range("dp=2"), std::nullopt);
 }
 
+// Data under the rule have the range's integers, and then nothing is allowed anywhere.
+TEST(StepRanges, AreUsedByEveryTier) {
+  for (const char* tier : {"smoke", "ci"}) {
+    int exact = 0;
+    for (const std::string& text : contract().cases(tier)) {
+      const Case line = parse(text, family());
+      exact += line.text("fill") == "integers" && contract().integer_range(line).has_value();
+    }
+    EXPECT_GE(exact, tier == std::string("smoke") ? 2 : 20) << tier;
+  }
+}
+
 // ---- On ranks
 
 Judged run(const std::string& words, const std::vector<std::string>& checks) {
