@@ -231,9 +231,11 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
   const double* value = want.value.data();
   const double* magnitude = gauge.magnitude.empty() ? nullptr : gauge.magnitude.data();
   const double* family = gauge.bound.empty() ? nullptr : gauge.bound.data();
+  const double* step = gauge.step.empty() ? nullptr : gauge.step.data();
   const auto in_any_order = [=](int64_t i) {
     return element(d, value[i], magnitude ? magnitude[i] : std::abs(value[i]),
-                   family ? family[i] : 0);
+                   family ? family[i] : 0) +
+           (step ? step[i] : 0);
   };
   if (!sums_in_random_order(e, feed, p, gauge)) return in_any_order;
   Statistical s = statistical(p, gauge, parts);

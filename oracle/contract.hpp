@@ -27,6 +27,9 @@ struct Operand {
   // index: the whole of it follows from the seed of a feed by a rule of the family (a routing)
   std::function<std::vector<double>(uint64_t seed)> made = nullptr;
   bool magnitude = false;  // drawn without its sign: a mean of squares
+  // Parts of a tensor, or of its cotangent, that differ in size: what is drawn at an index of the
+  // whole shape is multiplied by this, 0 or a power of two.
+  std::function<double(int64_t index)> factor = nullptr;
 };
 // In which an operand, or its gradient, is stored: grad= says it of a parameter's gradient.
 DType stored_type(const Case&, const Operand&, bool gradient = false);
@@ -48,6 +51,9 @@ struct Gauge {
   // Where a family computes its own componentwise bound: in unit roundoffs of the accumulation
   // (Precision::u_acc), with the reference's own rounding in it.
   std::vector<double> bound;
+  // Where a result is rounded to a coarse grid and its neighbour is as right, how far that is away:
+  // allowed beside everything else, in no unit.
+  std::vector<double> step;
   // Each rank adds up its own part of the microbatches of a step, in the type of the wire, before
   // the sums are reduced.
   bool deferred = false;

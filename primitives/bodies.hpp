@@ -2,6 +2,7 @@
 #pragma once
 #include "primitives/attention_tiles.hpp"
 #include "primitives/clip.hpp"
+#include "primitives/eight_bits.hpp"
 #include "primitives/expert_rows.hpp"
 #include "primitives/gate.hpp"
 #include "primitives/norm_rows.hpp"
@@ -20,6 +21,8 @@
 #define SHARDPROOF_NORM_BODIES(each) each(NormForward) each(NormBackward) each(NormParameter)
 #define SHARDPROOF_CLIP_BODIES(each) each(SumOfSquares) each(SquareRoot) each(Clipped)
 #define SHARDPROOF_OPTIMIZER_BODIES(each) each(AdamStep) each(MomentumStep)
+#define SHARDPROOF_EIGHT_BITS_BODIES(each) \
+  each(AbsoluteMaximum) each(Scales) each(Quantise) each(Dequantise)
 #define SHARDPROOF_ROTARY_BODIES(each) each(RotaryPairs)
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
@@ -44,6 +47,7 @@
   SHARDPROOF_NORM_BODIES(each)           \
   SHARDPROOF_CLIP_BODIES(each)           \
   SHARDPROOF_OPTIMIZER_BODIES(each)      \
+  SHARDPROOF_EIGHT_BITS_BODIES(each)     \
   SHARDPROOF_ROTARY_BODIES(each)         \
   SHARDPROOF_LOSS_BODIES(each)           \
   SHARDPROOF_VOCAB_BODIES(each)          \

@@ -13,6 +13,22 @@
 #include "suites/replicated.hpp"
 
 namespace shardproof {
+namespace replicated {
+
+Key over_key() {
+  Key k{"over", "", "axes that are reduced over; left out: every axis of tp, cp, dp above 1"};
+  k.choices = {"tp", "cp", "dp", "tp,cp", "tp,dp", "cp,dp", "tp,cp,dp"};
+  k.derive = [](const Case& c) {
+    std::string axes;
+    for (Axis a : {Axis::tp, Axis::cp, Axis::dp})
+      if (c.ranks(a) > 1) axes += (axes.empty() ? "" : ",") + std::string(name(a));
+    return axes.empty() ? std::string("tp") : axes;
+  };
+  return k;
+}
+
+}  // namespace replicated
+
 namespace {
 
 using namespace linears;
@@ -23,22 +39,12 @@ std::optional<int64_t> range_of_sums(const Case& c, int64_t terms) {
   return linears::range_of_products(c, terms, 1);
 }
 
+Whole absolute(const Whole& w) { return {w.shape, reference::absolute(w.value)}; }
+Whole squared(const Whole& w) { return {w.shape, reference::squared(w.value)}; }
+
 Key count_key(const char* name, const char* fallback, const char* help) {
   Key k = extent(name, fallback, 0, help);
   k.high = 16;
-  return k;
-}
-
-// Axes whose ranks' gradients are added: those with ranks where it is left out.
-Key over_key() {
-  Key k{"over", "", "axes that are reduced over; left out: every axis of tp, cp, dp above 1"};
-  k.choices = {"tp", "cp", "dp", "tp,cp", "tp,dp", "cp,dp", "tp,cp,dp"};
-  k.derive = [](const Case& c) {
-    std::string axes;
-    for (Axis a : {Axis::tp, Axis::cp, Axis::dp})
-      if (c.ranks(a) > 1) axes += (axes.empty() ? "" : ",") + std::string(name(a));
-    return axes.empty() ? std::string("tp") : axes;
-  };
   return k;
 }
 

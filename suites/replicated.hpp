@@ -10,6 +10,8 @@
 
 namespace shardproof::replicated {
 
+// Axes that are reduced over: those with ranks where it is left out.
+Key over_key();
 // kv_replicas: ranks of tp that hold the same key heads.
 Key copies_key();
 Key norm_key();

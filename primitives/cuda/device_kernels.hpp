@@ -16,6 +16,7 @@
 #include "primitives/mlp.hpp"
 #include "primitives/norm_sequence.hpp"
 #include "primitives/pipeline.hpp"
+#include "primitives/quantised_gather.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
 #include "primitives/sharded.hpp"
@@ -102,6 +103,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"replicated_qkv", ours<primitives::ReplicatedQkv>},
     DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
     DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
+    DeviceKernel{"quantised_gather", ours<primitives::QuantisedGather>},
     DeviceKernel{"attention_allgather", attention<primitives::Strategy::allgather>},
     DeviceKernel{"attention_ring", attention<primitives::Strategy::ring>},
     DeviceKernel{"attention_alltoall", attention<primitives::Strategy::alltoall>},

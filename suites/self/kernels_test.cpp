@@ -234,6 +234,38 @@ void example(Pool& p, const Variant& v, MomentumStep& b) {
        v.wide};
 }
 
+// Subnormals, ties and what is beyond the greatest number, of every sign.
+auto of_all_sizes() {
+  return [](int64_t i) { return std::ldexp(i * 37 % 31 - 15, int(i * 11 % 23) - 12); };
+}
+void example(Pool& p, const Variant& v, AbsoluteMaximum& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, of_all_sizes()), p.unwritten(v.number(), {v.rows}),
+       v.columns, v.wide};
+}
+void example(Pool& p, const Variant& v, Scales& b) {
+  b = {p.tensor(v.number(), {v.rows}, [](int64_t i) { return i % 5 * 0.75; }),
+       p.unwritten(v.number(), {v.rows}), 448, v.columns % 2 == 0, v.wide};
+}
+void example(Pool& p, const Variant& v, Quantise& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, of_all_sizes()),
+       p.tensor(v.number(), {v.rows}, [](int64_t i) { return 3 + i % 4; }),
+       p.unwritten(Number::i32, {words_of(v.rows * v.columns)}),
+       v.rows % 2 ? e4m3 : e5m2,
+       v.columns,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, Dequantise& b) {
+  const int64_t own = (v.rows + 1) / 2 * v.columns, blocks = 2;
+  b = {p.tensor(Number::i32, {blocks * words_of(own)},
+                [](int64_t i) { return double(int32_t(uint32_t(i * 2654435761))); }),
+       p.tensor(v.number(), {v.rows}, [](int64_t i) { return 3 + i % 4; }),
+       p.unwritten(Number::bf16, {v.rows, v.columns}),
+       e5m2,
+       own,
+       v.columns,
+       v.wide};
+}
+
 void example(Pool& p, const Variant& v, RotaryPairs& b) {
   const int64_t dim = 2 * v.columns, heads = 3;
   b = {p.tensor(v.number(), {v.rows, heads, dim}, halves(1)),
