@@ -7,8 +7,7 @@
 // p ranks of the expert group own experts rE/p .. (r+1)E/p - 1. With k T rows leaving, sorted by
 // expert, and R arriving:
 //
-//   forward   counts by expert gathered; rows [kT,h] to the owners; Z = f_e(X_e) of each own
-//   expert;
+//   forward   counts by expert gathered; rows [kT,h] to the owners; Z = f_e(X_e), expert by expert;
 //             rows of Z [R,o] back; y_t weighs and adds the k rows of its token
 //   backward  rows probs dy [kT,o] to the owners; parameter gradients and D, the gradient of X_e;
 //             rows of D [R,h] back; dx_t adds the k rows of its token, dprobs = <dy, z>

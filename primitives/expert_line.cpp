@@ -35,6 +35,22 @@ Refusal choices_beyond_experts(const Case& line) {
               "a token chooses an expert once: take fewer choices");
 }
 
+// Rows of all tokens or of all capacities, and the gradients that are summed in one call.
+Refusal uncountable(const Case& line) {
+  const int64_t E = line.at("experts"), h = line.at("hidden"),
+                shares = cuts_ffn(line) ? line.ranks(Axis::tp) : 1;
+  const auto rows = first_refusal(countable(line, {"tokens", "topk", "hidden"}),
+                                  countable("rows of all capacities, experts*capacity*hidden",
+                                            {E, line.at("capacity"), h, shares}));
+  if (!cuts_ffn(line))
+    return first_refusal(rows, countable(line, {"tokens", "topk", "out"}),
+                         countable(line, {"experts", "out", "hidden"}));
+  const int64_t weights = line.text("activation") == "swiglu" ? 3 : 2;
+  return first_refusal(rows,
+                       countable("gradients of all experts, experts*hidden*ffn of each weight",
+                                 {E, h, line.at("ffn"), weights}));
+}
+
 }  // namespace
 
 std::optional<Rejected> refused_balance(const Case& line) {
@@ -50,17 +66,10 @@ std::optional<Rejected> refused_experts(const Case& line) {
   const int64_t tp = line.ranks(Axis::tp), owners = line.ranks(Axis::ep) * (mlp ? 1 : tp),
                 ranks = int64_t(line.ranks(Axis::ep)) * line.ranks(Axis::cp) *
                         line.ranks(Axis::dp) * (cut ? tp : 1);
-  const auto extents =
-      mlp ? countable("gradients of all experts, experts*hidden*ffn of each of their weights",
-                      {line.at("experts"), line.at("hidden"), line.at("ffn"),
-                       line.text("activation") == "swiglu" ? 3 : 2})
-          : first_refusal(countable(line, {"tokens", "topk", "out"}),
-                          countable(line, {"experts", "out", "hidden"}));
   return first_refusal(pipeline(line), undivided(line, "experts", owners, mlp ? "ep" : "ep*tp"),
                        mlp ? undivided(line, "ffn", tp, "tp") : Refusal(),
                        undivided(line, "tokens", ranks, cut ? "dp*cp*ep*tp" : "dp*cp*ep"),
-                       choices_beyond_experts(line), countable(line, {"tokens", "topk", "hidden"}),
-                       extents,
+                       choices_beyond_experts(line), uncountable(line),
                        when(line.at("capacity") > line.at("tokens") / ranks,
                             "capacity of at most the tokens that a rank dispatches, " +
                                 std::to_string(line.at("tokens") / ranks),

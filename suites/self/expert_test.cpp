@@ -512,7 +512,9 @@ TEST(Refusals, NameWhatDoesNotFit) {
         {"expert_mlp tp=2 sp=on capacity=25",
          "capacity of at most the tokens that a rank "
          "dispatches, 24"},
-        {"expert_mlp ffn=65536 hidden=65536", "gradients of all experts"}}) {
+        {"expert_mlp ffn=65536 hidden=65536", "gradients of all experts"},
+        {"expert_mlp tp=2 tokens=4096 experts=4096 capacity=4096 hidden=128", "all capacities"},
+        {"tokens=4096 experts=4096 capacity=4096 hidden=128", "all capacities"}}) {
     const auto refused = contract().precondition(line_of(words));
     ASSERT_TRUE(refused) << words;
     EXPECT_NE(std::string(refused->what()).find(says), std::string::npos) << refused->what();
