@@ -1,5 +1,7 @@
 #include "primitives/cuda/twins.hpp"
 
+#include <algorithm>
+
 #include "oracle/too_small.hpp"
 #include "primitives/cuda/twin_bodies.hpp"
 #include "primitives/mapping.hpp"
