@@ -433,7 +433,7 @@ const Row rows[] = {
     of("step_nothing_decays", twin<NothingDecays>, "forward", "ledger,lockstep,replica",
        "mlfoundations/open_clip 358", "dp=2 rule=sgd fill=integers", "decay above 0"),
     of("step_vectors_decay", twin<VectorsDecay>, "forward", "ledger,lockstep,replica",
-       "ServiceNow/Fast-LLM 542, verl-project/verl 5070", "dp=2 rule=sgd fill=integers",
+       "NVIDIA-NeMo/Speech 12123, ServiceNow/Fast-LLM 542", "dp=2 rule=sgd fill=integers",
        "gains and biases"),
     of("step_decay_by_local_index", twin<DecayByLocalIndex>, "forward", "ledger,lockstep,replica",
        "pytorch/pytorch 101343", "dp=4 rule=sgd fill=integers",
