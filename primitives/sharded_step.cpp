@@ -11,15 +11,6 @@ namespace shardproof::primitives {
 
 // ---- What is read from a line
 
-std::vector<Axis> axes_of_step_shards(const Case& line) {
-  return line.text("shard") == "all" ? with_ranks(line, {Axis::cp, Axis::dp})
-                                     : with_ranks(line, {Axis::cp});
-}
-
-std::vector<Axis> axes_of_step_copies(const Case& line) {
-  return line.text("shard") == "all" ? std::vector<Axis>{} : with_ranks(line, {Axis::dp});
-}
-
 namespace {
 
 struct Nothing : Saved {};
@@ -38,7 +29,7 @@ Reduce reduction(const Case& line) {
 
 std::optional<Rejected> refused_sharded_step(const Case& line) {
   int64_t ranks = 1;
-  for (Axis a : axes_of_step_shards(line)) ranks *= line.ranks(a);
+  for (Axis a : axes_of_shards(line)) ranks *= line.ranks(a);
   const int64_t elements = line.at("hidden") + (line.at("hidden") + 1) * line.at("rows");
   return first_refusal(
       other_axes(line),
@@ -112,7 +103,7 @@ Communicator& group_over(Parallel& p, const std::vector<Axis>& axes) {
 }
 
 FlatBuffer ShardedStep::flat_of(Parallel& p, const StepTensors& t) const {
-  const Communicator& group = group_over(p, axes_of_step_shards(p.rank.line()));
+  const Communicator& group = group_of_shards(p);
   std::vector<std::vector<int64_t>> shapes;
   for (const View& v : t.parameters) shapes.push_back(v.shape);
   return {shapes, group.size(), group.rank()};
@@ -121,7 +112,7 @@ FlatBuffer ShardedStep::flat_of(Parallel& p, const StepTensors& t) const {
 // ---- Gradients
 
 std::vector<Axis> ShardedStep::gathered_over(const Case& line) const {
-  return axes_of_step_shards(line);
+  return axes_of_shards(line);
 }
 
 DType ShardedStep::type_on_wire(const Parallel& p) const { return p.wire; }
@@ -137,20 +128,20 @@ void ShardedStep::reduce(Parallel& p, Communicator& group, const View& in, const
 }
 
 void ShardedStep::reduce_copies(Parallel& p, const View& shard, Reduce how) {
-  for (Axis axis : axes_of_step_copies(p.rank.line()))
+  for (Axis axis : axes_of_shard_copies(p.rank.line()))
     all_reduce(p.rank, p.rank.along(axis), shard, shard, how);
 }
 
 View ShardedStep::reduced_gradient(Parallel& p, const FlatBuffer& f, const StepTensors& t) {
   const Case& line = p.rank.line();
-  const bool alone = f.ranks == 1 && axes_of_step_copies(line).empty();
+  const bool alone = f.ranks == 1 && axes_of_shard_copies(line).empty();
   const DType wire = alone ? p.accumulate : type_on_wire(p);
   const View all = p.workspace(wire, {f.padded()});
   pack_gradients(f, t.gradients, all);
   View own = all;
   if (f.ranks > 1) {
     own = p.workspace(wire, {f.block});
-    reduce(p, group_over(p, axes_of_step_shards(line)), all, own, reduction(line));
+    reduce(p, group_of_shards(p), all, own, reduction(line));
   }
   reduce_copies(p, own, reduction(line));
   const View gradient = p.workspace(p.accumulate, {f.count(f.own)});

@@ -22,8 +22,8 @@
 #include <optional>
 #include <vector>
 
-#include "primitives/linear.hpp"
 #include "primitives/optimizer.hpp"
+#include "primitives/sharded.hpp"
 
 namespace shardproof::primitives {
 
@@ -101,9 +101,7 @@ class ShardedStep : public Kernel {
   View own_shard_of_parameters(Parallel&, const FlatBuffer&, const StepTensors&);  // stored [block]
 };
 
-// Axes with ranks over which the flat buffer is cut, and over which shards are copied.
-std::vector<Axis> axes_of_step_shards(const Case&);
-std::vector<Axis> axes_of_step_copies(const Case&);
+// Of one rank where there are no axes.
 Communicator& group_over(Parallel&, const std::vector<Axis>&);
 void pack(const std::vector<int64_t>& places, const std::vector<View>& all, const View& flat);
 void unpack(const std::vector<int64_t>& places, const View& flat, const std::vector<View>& all);

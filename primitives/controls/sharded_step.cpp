@@ -69,7 +69,7 @@ struct GradientsInReverse final : ShardedStep {
 // State that was saved by ranks in one order is loaded by them in another.
 struct StateOfOtherRank final : ShardedStep {
   View own_state(Parallel& p, const FlatBuffer& f, const View& whole) const override {
-    std::vector<Axis> axes = axes_of_step_shards(p.rank.line());
+    std::vector<Axis> axes = axes_of_shards(p.rank.line());
     std::reverse(axes.begin(), axes.end());
     const int rank = p.rank.along(axes).rank();
     return whole.narrow(0, std::min(f.begin(rank), f.elements() - f.count(f.own)), f.count(f.own));
@@ -395,7 +395,7 @@ struct OwnShardOfOldParameters final : ShardedStep {
 // The mesh is flattened with its axes in the other order.
 struct GatheredDpFirst final : ShardedStep {
   std::vector<Axis> gathered_over(const Case& line) const override {
-    std::vector<Axis> axes = axes_of_step_shards(line);
+    std::vector<Axis> axes = axes_of_shards(line);
     std::reverse(axes.begin(), axes.end());
     return axes;
   }
