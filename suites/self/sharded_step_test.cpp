@@ -130,7 +130,8 @@ struct Moved {
 };
 using Arrangement = Moved (*)(float x, float m, float v, float g, int step);
 
-constexpr double lr = 0.125, decay = 0.25, beta1 = 0.9, beta2 = 0.95, eps = 0.001;
+// As 1 - beta is small, a beta that is rounded first moves its weight by many roundings.
+constexpr double lr = 0.125, decay = 0.25, beta1 = 0.99, beta2 = 0.999, eps = 0.001;
 
 // As PyTorch's single-tensor loop: a decayed x, lerp, roots of corrections apart.
 Moved apart(float x, float m, float v, float g, int step) {
@@ -163,8 +164,10 @@ double share_used(Arrangement arrangement, int step) {
     if (i % 5 == 0) g[i] *= 0x1p-12;
   }
   const double u = 0x1p-24;
-  const Step want = reference::step(rule(true, step, decay), x, m, v, reference::certain(g),
-                                    std::vector<bool>(n, true), u + u64);
+  StepRule by = rule(true, step, decay);
+  by.beta1 = beta1, by.beta2 = beta2;
+  const Step want =
+      reference::step(by, x, m, v, reference::certain(g), std::vector<bool>(n, true), u + u64);
   double share = 0;
   for (size_t i = 0; i < n; ++i) {
     const Moved got = arrangement(float(x[i]), float(m[i]), float(v[i]), float(g[i]), step);
