@@ -491,7 +491,7 @@ const Row rows[] = {
      "gradient,replica,ledger", "ROCm/aiter 3212, microsoft/onnxruntime 32122", "tp=2 scaling=pow2",
      "scaling=pow2"},
     {contract, "scale_rounded_to_nearest", twin<OtherScales<RoundedToNearest>>, "forward",
-     "gradient,replica,ledger", "vllm-project/vllm 43557", "tp=2 scaling=pow2 seed=4",
+     "gradient,replica,ledger", "vllm-project/vllm 43557", "tp=2 scaling=pow2",
      "a quotient nearer to the power of two above"},
     {contract, "scale_in_bf16", twin<OtherScales<InHalf>>, "forward", "gradient,replica,ledger",
      "a scale in the storage type", "tp=2 dtype=f32", "scaling=exact"},

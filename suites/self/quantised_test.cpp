@@ -1,6 +1,6 @@
 // 8-bit floating point: the two formats against their definition, rounding of reference and kernel
-// on constructed ties and over every value of 16 bits, the reference on numbers that are followed
-// by hand, bounds where a boundary is near, histories and traffic.
+// on constructed ties, over every value of 16 bits and against PyTorch, the reference on numbers
+// that are followed by hand, bounds where a boundary is near, histories and traffic.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "primitives/launch.hpp"
 #include "reference/quantised.hpp"
 #include "reference/running_error.hpp"
+#include "suites/self/goldens.hpp"
 
 namespace shardproof {
 
@@ -95,8 +96,9 @@ TEST(Formats, TheKernelReadsEveryCode) {
 // ---- Rounding
 
 // By distance to every number: the nearer, of two the one of even code, at most the greatest.
-int nearest_by_search(const Format& f, double v) {
+int nearest_by_search(const Format& f, double value) {
   const Values& n = f.reference.numbers();
+  const double v = std::clamp(value, -f.greatest, f.greatest);
   size_t best = 0;
   for (size_t c = 1; c < n.size(); ++c) {
     const double d = std::abs(std::abs(v) - n[c]), least = std::abs(std::abs(v) - n[best]);
@@ -139,6 +141,19 @@ TEST(Rounding, BeyondTheGreatestStaysThere) {
       EXPECT_EQ(f.kernel.number(f.kernel.code(-v)), -f.greatest);
       EXPECT_EQ(f.reference.numbers()[f.reference.nearest(v)], f.greatest);
     }
+}
+
+TEST(Rounding, IsThatOfPyTorch) {
+  const auto g = testing::golden("float8");
+  for (const auto& [name, f] : {std::pair{"e4m3", formats[0]}, {"e5m2", formats[1]}}) {
+    const auto x = testing::values(g, "inputs", name), codes = testing::values(g, "outputs", name);
+    ASSERT_EQ(x.size(), codes.size());
+    ASSERT_GT(x.size(), 4 * f.numbers - 4);
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(f.kernel.code(x[i]), int(codes[i])) << name << " " << x[i];
+      EXPECT_EQ(f.reference.nearest(x[i]), size_t(codes[i])) << name << " " << x[i];
+    }
+  }
 }
 
 TEST(Rounding, OfNaNIsNaN) {
@@ -254,7 +269,8 @@ TEST(ReferenceQuantised, FloatStaysInItsBounds) {
 TEST(Quantised, RanksDifferInTheirAmax) {
   const Case line = line_of("tp=4");
   const auto operands = contract().operands(line);
-  const Feed feed{.fill = Fill::normal, .seed = 1, .range = 1};
+  Feed feed;
+  feed.fill = Fill::normal;
   const std::vector<int64_t> shape{24, 10};
   const auto x = drawn_whole({line, operands[0], false, feed, DType::f64, shape});
   Values amax;
@@ -352,7 +368,8 @@ TEST(Quantised, AStepIsAllowedBesideTheBound) {
   Evidence e;
   e.line = &line, e.contract = &contract(), e.mesh = line.mesh();
   e.operands = contract().operands(line);
-  const Feed feed{.fill = Fill::normal};
+  Feed feed;
+  feed.fill = Fill::normal;
   const Whole want{{2}, {1, 1}};
   Gauge without, with;
   without.bound = with.bound = {3, 3};
