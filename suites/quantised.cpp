@@ -57,6 +57,22 @@ std::function<double(int64_t)> sizes_of_rows(const Case& c, int64_t zero_every) 
   };
 }
 
+// Numbers of five bits, of which every second is a tie of E4M3 and every fourth one of E5M2, as
+// they are or moved by one unit in the last place: what is rounded twice, or in a narrower type
+// first, falls on the other side.
+std::vector<double> ties_of(const Case& c, const Operand& x, uint64_t seed) {
+  const auto shape = whole_shape(x.shape, x.layout, c.mesh());
+  auto values = draw_whole({Fill::normal, seed, 1, -1}, x.name, c.dtype(), shape);
+  for (size_t i = 0; i < values.size(); ++i) {
+    int exponent = 0;
+    const double significand = std::frexp(values[i] * x.factor(int64_t(i)), &exponent),
+                 five = std::ldexp(std::nearbyint(std::ldexp(significand, 5)), exponent - 5);
+    values[i] =
+        round_to(five * (1 + double(int64_t(i) % 3 - 1) * 2 * unit_roundoff(c.dtype())), c.dtype());
+  }
+  return values;
+}
+
 std::optional<int64_t> range_of(const Case& c) {
   if (c.text("scaling") != "pow2") return std::nullopt;
   return range_of_products(c, c.ranks(Axis::tp), 1);
@@ -102,6 +118,7 @@ std::vector<Operand> operands(const Case& c) {
       y{"y", Operand::output, shape, rows_cut(c, of_result(c))};
   x.factor = sizes_of_rows(c, c.at("zero_rows"));
   y.factor = sizes_of_rows(c, 0);
+  if (c.on("ties")) x.made = [c, x](uint64_t seed) { return ties_of(c, x, seed); };
   if (c.at("history") == 0) return {x, y, scale_operand(c)};
   Operand history = history_operand(c, "history", Operand::input);
   history.made = [c, history](uint64_t seed) { return history_of(c, history, seed); };
@@ -258,7 +275,8 @@ std::vector<Key> keys() {
       choice("grad_format", {"none", "e5m2", "e4m3"}, "in which the gradient is rounded"),
       over_key(),
       count("spread", "1", "binary orders between the sizes of neighbouring rows"),
-      count("zero_rows", "0", "every so manieth row of x is zero; 0: none")};
+      count("zero_rows", "0", "every so manieth row of x is zero; 0: none"),
+      toggle("ties", "off", "x of numbers halfway between two codes, and next to it")};
 }
 
 std::vector<std::string> cases(const std::string& tier) {
@@ -275,15 +293,29 @@ std::vector<std::string> cases(const std::string& tier) {
                {"", "format=e5m2 dtype=f32", "history=3 output=invariant dtype=f32",
                 "block=2 scaling=pow2 dtype=bf16 output=invariant grad_format=e5m2",
                 "scaling=pow2 fill=integers output=shard grad_format=e4m3 strides=transposed"}),
-       crossed({"quantised_gather tp=4"},
-               {"dtype=f16", "dtype=bf16", "format=e5m2 scaling=pow2 dtype=f16",
-                "scaling=pow2 history=4 dtype=bf16", "history=3 fresh=on", "history=1 zero_rows=5",
-                "block=10 dtype=f32 zero_rows=3", "block=1 zero_rows=2",
-                "output=shard grad_format=e4m3 dtype=f32", "strides=expanded",
-                "strides=expanded_inputs history=4", "fill=large dtype=f32",
-                "fill=cancelling block=5", "fill=offset history=3 dtype=bf16",
-                "scaling=pow2 fill=integers dtype=bf16", "acc=f64 dtype=bf16", "spread=0 dtype=f32",
-                "seed=2", "tokens=16 hidden=33 dtype=f32 block=11"})});
+       crossed({"quantised_gather tp=4"}, {"dtype=f16",
+                                           "dtype=bf16",
+                                           "format=e5m2 scaling=pow2 dtype=f16",
+                                           "scaling=pow2 history=4 dtype=bf16",
+                                           "history=3 fresh=on",
+                                           "history=1 zero_rows=5",
+                                           "block=10 dtype=f32 zero_rows=3",
+                                           "block=1 zero_rows=2",
+                                           "output=shard grad_format=e4m3 dtype=f32",
+                                           "strides=expanded",
+                                           "strides=expanded_inputs history=4",
+                                           "fill=large dtype=f32",
+                                           "fill=cancelling block=5",
+                                           "fill=offset history=3 dtype=bf16",
+                                           "scaling=pow2 fill=integers dtype=bf16",
+                                           "scaling=pow2 ties=on",
+                                           "scaling=pow2 ties=on format=e5m2 dtype=f32",
+                                           "scaling=pow2 ties=on dtype=bf16",
+                                           "scaling=pow2 ties=on history=4 dtype=f16",
+                                           "acc=f64 dtype=bf16",
+                                           "spread=0 dtype=f32",
+                                           "seed=2",
+                                           "tokens=16 hidden=33 dtype=f32 block=11"})});
   if (tier != "nightly") return ci;
   return together(
       {ci, crossed({"quantised_gather tp=6", "quantised_gather tp=8 tokens=48 hidden=65",

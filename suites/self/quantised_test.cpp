@@ -160,6 +160,20 @@ TEST(Rounding, OfNaNIsNaN) {
   for (const Format& f : formats) EXPECT_EQ(f.kernel.code(NAN) & 0x7F, 0x7F);
 }
 
+// Five codes lie in two words: 1, -2, 448, 2^-9 and 1.5, the first in the lowest byte, then zeros.
+TEST(Codes, LieFourInAWord) {
+  double x[] = {1, -2, 448, 0x1p-9, 1.5, NAN, NAN, NAN}, scale = 1;
+  int32_t words[] = {-1, -1, -1};
+  using primitives::Number, primitives::Tensor;
+  const Tensor from{x, Number::f64, 1, {5}, {1}, 5}, s{&scale, Number::f64, 1, {1}, {1}, 1},
+      to{words, Number::i32, 1, {2}, {1}, 2};
+  primitives::executor::launch(
+      primitives::Quantise{from, s, to, primitives::e4m3, 5, /*wide=*/true}, nullptr);
+  EXPECT_EQ(uint32_t(words[0]), 0x017EC038U);
+  EXPECT_EQ(words[1], 0x3C);
+  EXPECT_EQ(words[2], -1);
+}
+
 // ---- The reference, by hand: amax 3.5 is 448 at s = 128
 
 TEST(ReferenceQuantised, ScaleOfAnAmax) {
@@ -280,6 +294,24 @@ TEST(Quantised, RanksDifferInTheirAmax) {
   EXPECT_GT(amax[2], 2 * amax[1]);
   EXPECT_GT(amax[2], 2 * amax[3]);
   EXPECT_NE(amax[0], amax[1]);
+}
+
+// A third of what is made lies on numbers of five bits, the rest one unit of its type beside them.
+TEST(Quantised, TiesAreMetAndNearlyMet) {
+  const auto x = contract().operands(line_of("scaling=pow2 ties=on"))[0].made(1);
+  const reference::Quantiser q{EightBitFormat::e4m3(), true};
+  const double s = reference::scale_of(q, reference::greatest_magnitude(x));
+  size_t ties = 0, next = 0;
+  for (double v : x) {
+    const double z = std::abs(v) * s;
+    const size_t code = q.format.nearest(z), near = q.format.nearest(double(float(z)));
+    const Values& n = q.format.numbers();
+    ties += code > 0 && code + 1 < n.size() &&
+            (z == (n[code] + n[code + 1]) / 2 || z == (n[code] + n[code - 1]) / 2);
+    next += near != code;
+  }
+  EXPECT_GT(ties, 20);
+  EXPECT_GT(next, 20);
 }
 
 TEST(Quantised, HistoriesArePositiveAndGreatestWhereTheySay) {
