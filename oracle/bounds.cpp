@@ -235,7 +235,7 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
   const auto in_any_order = [=](int64_t i) {
     return element(d, value[i], magnitude ? magnitude[i] : std::abs(value[i]),
                    family ? family[i] : 0) +
-           (step ? step[i] : 0);
+           (step ? (1 + d.u_out) * step[i] : 0);
   };
   if (!sums_in_random_order(e, feed, p, gauge)) return in_any_order;
   Statistical s = statistical(p, gauge, parts);

@@ -52,7 +52,7 @@ struct Gauge {
   // (Precision::u_acc), with the reference's own rounding in it.
   std::vector<double> bound;
   // Where a result is rounded to a coarse grid and its neighbour is as right, how far that is away:
-  // allowed beside everything else, in no unit.
+  // allowed beside everything else, in no unit, and rounded when it is stored.
   std::vector<double> step;
   // Each rank adds up its own part of the microbatches of a step, in the type of the wire, before
   // the sums are reduced.

@@ -50,8 +50,8 @@ struct Quantiser {
 double scale_of(const Quantiser&, double amax);
 double greatest_magnitude(In);
 
-// error: relative to nothing, of what is computed before it is stored; step: where the neighbour is
-// right as well, how far it is away.
+// error: how far off a value may be computed, before it is stored; step: how far the neighbour is
+// away, where it is right as well, else 0.
 struct Quantised {
   Values value, error, step;
 };

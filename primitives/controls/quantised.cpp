@@ -479,7 +479,7 @@ const Row rows[] = {
     {contract, "quantised_twice", twin<QuantisedTwice>, "forward", "gradient,replica,ledger",
      "NVIDIA/TensorRT-LLM 6794", "tp=4", "scales of ranks that are no powers of two apart"},
 
-    {contract, "scale_of_other_format", twin<OtherScales<OfOtherFormat>>, "forward",
+    {contract, "scale_of_e4m3_for_e5m2", twin<OtherScales<OfOtherFormat>>, "forward",
      "gradient,replica,ledger", "448 for E5M2, 57344 for E4M3", "tp=2 format=e5m2",
      "the scale itself: E5M2 at 448 rounds as well but for its smallest numbers"},
     {contract, "scale_of_e5m2_for_e4m3", twin<OtherScales<OfOtherFormat>>, "forward",

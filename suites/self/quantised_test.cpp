@@ -346,16 +346,16 @@ TEST(Quantised, BlocksHaveScalesOfTheirOwn) {
   EXPECT_EQ(out[1].value, (Values{128, 1}));
 }
 
-// Straight through; rounded to E5M2 at 57344/7 = 2^13: 1.0625 lies between 1 and 1.25.
+// Straight through; rounded at 57344/7 = 2^13 to E5M2, where 1.1 lies between 1 and 1.25, and at 64
+// to E4M3, where it lies between 1 and 1.125.
 TEST(Quantised, GradientsPassOrAreRounded) {
-  const std::vector<Whole> in{{{1, 2}, {-14, 3.5}}}, cot{{{1, 2}, {7, 1.0625}}, {{1}, {0}}};
-  EXPECT_EQ(contract().backward(line_of("tokens=1 hidden=2"), in, cot, nullptr)[0].value,
-            (Values{7, 1.0625}));
-  EXPECT_EQ(
-      contract()
-          .backward(line_of("tokens=1 hidden=2 output=shard grad_format=e5m2"), in, cot, nullptr)[0]
-          .value,
-      (Values{7, 1}));
+  const std::vector<Whole> in{{{1, 2}, {-14, 3.5}}}, cot{{{1, 2}, {7, 1.1}}, {{1}, {0}}};
+  const auto gradient = [&](const std::string& words) {
+    return contract().backward(line_of("tokens=1 hidden=2 " + words), in, cot, nullptr)[0].value;
+  };
+  EXPECT_EQ(gradient(""), (Values{7, 1.1}));
+  EXPECT_EQ(gradient("output=shard grad_format=e5m2"), (Values{7, 1}));
+  EXPECT_EQ(gradient("output=shard grad_format=e4m3"), (Values{7, 1.125}));
 }
 
 // Nothing is allowed where every step is exact, something where a quotient rounds.
@@ -394,22 +394,27 @@ TEST(Quantised, TrafficByHand) {
   EXPECT_EQ(due(""), List{});
 }
 
-// The step is allowed whatever else is, in no unit.
+// The step is allowed whatever else is, in no unit, and the neighbour is rounded when it is stored:
+// with 1 due and 1 + d as right, half a unit of the type beyond 1 + d is within the bound.
 TEST(Quantised, AStepIsAllowedBesideTheBound) {
-  const Case line = line_of("tp=2 dtype=f32");
-  Evidence e;
-  e.line = &line, e.contract = &contract(), e.mesh = line.mesh();
-  e.operands = contract().operands(line);
-  Feed feed;
-  feed.fill = Fill::normal;
-  const Whole want{{2}, {1, 1}};
-  Gauge without, with;
-  without.bound = with.bound = {3, 3};
-  with.step = {0, 0.125};
-  const auto plain = bound_of(e, feed, e.operands[1], false, want, without),
-             stepped = bound_of(e, feed, e.operands[1], false, want, with);
-  EXPECT_EQ(stepped(0), plain(0));
-  EXPECT_EQ(stepped(1), plain(1) + 0.125);
+  for (const auto& [type, u] : {std::pair{"f32", 0x1p-24}, {"bf16", 0x1p-8}}) {
+    const Case line = line_of(std::string("tp=2 dtype=") + type);
+    Evidence e;
+    e.line = &line, e.contract = &contract(), e.mesh = line.mesh();
+    e.operands = contract().operands(line);
+    Feed feed;
+    feed.fill = Fill::normal;
+    const double d = 0.125;
+    const Whole want{{2}, {1, 1}};
+    Gauge without, with;
+    without.bound = with.bound = {3, 3};
+    with.step = {0, d};
+    const auto plain = bound_of(e, feed, e.operands[1], false, want, without),
+               stepped = bound_of(e, feed, e.operands[1], false, want, with);
+    EXPECT_EQ(stepped(0), plain(0));
+    EXPECT_DOUBLE_EQ(stepped(1), plain(1) + (1 + u) * d);
+    EXPECT_GE(stepped(1), d + u * (1 + d));
+  }
 }
 
 }  // namespace
