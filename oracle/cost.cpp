@@ -80,19 +80,34 @@ std::string size_text(double bytes) {
                         : fmt::format("{:.0f} TiB", bytes / 0x1p40);
 }
 
-constexpr double largest_f16 = 65504;
-
-// Storage, accumulation, wire or gradient, a rank's own too: what a result passes.
-bool passes_f16(const Case& line) {
-  for (const char* key : {"dtype", "acc", "wire", "grad", "local_grad"})
-    if (line.has(key) && dtype_from(line.text(key)) == DType::f16) return true;
-  return false;
+double largest_of(DType type) {
+  const int exponent = type == DType::f64 ? 1023 : type == DType::f16 ? 15 : 127;
+  return std::ldexp(2 - 2 * unit_roundoff(type), exponent);
 }
 
-// The largest sum of |terms| of a result; its value where there are no terms.
-double largest(const Whole& value, const Gauge* gauge) {
+// Of storage, accumulation, wire or gradient, a rank's own too: what a result passes.
+DType least_range(const Case& line) {
+  DType least = line.dtype();
+  for (const char* key : {"acc", "wire", "grad", "local_grad"})
+    if (const auto type = line.has(key) ? dtype_from(line.text(key)) : std::nullopt;
+        type && largest_of(*type) < largest_of(least))
+      least = *type;
+  return least;
+}
+
+// Terms have up to six factors: of 2^20 under `large`. Under `offset` inputs alone are large, 2^26
+// at most and 2^5 in f16: three of them and their sums fit what holds 2^127.
+bool may_overflow(const Case& line, Fill fill) {
+  const DType least = least_range(line);
+  if (fill == Fill::large) return least != DType::f64;
+  return fill == Fill::offset && least == DType::f16;
+}
+
+// The largest sum of |terms| of a result in f16; its value where there are no terms, and in wider
+// types: what bounds are computed from holds errors of activations there, which are far from met.
+double largest(const Whole& value, const Gauge* gauge, DType type) {
   double most = 0;
-  const bool sums = gauge && gauge->magnitude.size() == value.value.size();
+  const bool sums = type == DType::f16 && gauge && gauge->magnitude.size() == value.value.size();
   for (size_t i = 0; i < value.value.size(); ++i) {
     const double v = sums ? gauge->magnitude[i] : std::abs(value.value[i]);
     if (std::isfinite(value.value[i])) most = std::max(most, v);
@@ -101,16 +116,17 @@ double largest(const Whole& value, const Gauge* gauge) {
 }
 
 void refuse_overflow(const Evidence& e, const Truth& truth) {
+  const DType type = least_range(*e.line);
   const auto look = [&](const std::vector<Whole>& values, const std::vector<Gauge>& gauges,
                         size_t first, const char* of) {
     for (size_t i = 0; i < values.size(); ++i) {
-      const double met = largest(values[i], i < gauges.size() ? &gauges[i] : nullptr);
-      if (!(met > largest_f16)) continue;
+      const double met = largest(values[i], i < gauges.size() ? &gauges[i] : nullptr, type);
+      if (!(met > largest_of(type))) continue;
       throw BadInput(fmt::format(
           "fill: expected results within {:g}, the largest {}, met {}, where terms of "
           "{}{} add up to {:.3g}; "
           "use fill=normal, smaller extents or a wider type",
-          largest_f16, name(DType::f16), print(*e.line), of, e.operands[first + i].name, met));
+          largest_of(type), name(type), print(*e.line), of, e.operands[first + i].name, met));
     }
   };
   look(truth.outputs, truth.output_gauges, size_t(e.inputs), "");
@@ -196,12 +212,11 @@ void refuse_too_big(const Case& line, const std::vector<std::string>& checks,
 void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,
                        const Registry& registry) {
   const Evidence e = plan_case(line, declared_of(line, registry), checks, registry);
-  // Five factors of 2^20 and their sums fit f32 and bf16, which hold 2^127: only f16 can overflow.
-  if (fill_of(line) != Fill::large || !passes_f16(line)) return;
+  if (!may_overflow(line, fill_of(line))) return;
   Truths truths(registry);
   for (const Shot& s : e.shots)
     for (const Feed& f : s.feeds)
-      if (f.fill == Fill::large) refuse_overflow(e, truths.get(line, e, f));
+      if (may_overflow(line, f.fill)) refuse_overflow(e, truths.get(line, e, f));
 }
 
 }  // namespace shardproof

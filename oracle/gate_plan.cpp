@@ -396,7 +396,8 @@ class Planner {
       not_due_.push_back(fmt::format(
           "{}: the contract's traffic; the subject's own is due in its place", called(line)));
     if (!refused) refuse_too_big(line, {}, registry_);
-    if (!refused && fill_of(line) == Fill::large) refuse_infeasible(line, {}, registry_);
+    if (const Fill fill = fill_of(line); !refused && (fill == Fill::large || fill == Fill::offset))
+      refuse_infeasible(line, {}, registry_);
     Due d;
     d.line = line;
     d.lane = lane_of(line);
