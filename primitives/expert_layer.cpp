@@ -89,16 +89,17 @@ void ExpertLayer::take_rows(const View& from, const View& index, const View& to)
 
 Numbers ExpertLayer::order_of(const SentRows& sent, int64_t me) const {
   const int64_t own = sent.own(), block = sent.block(me);
+  Numbers next;  // by share, then member: its first row that has no place yet
+  for (int64_t i = 0; i < sent.shares; ++i) {
+    int64_t at = i * block;
+    for (int64_t a = 0; a < sent.members; at += sent.to(me, a++, i)) next.push_back(at);
+  }
   Numbers order;
   for (int64_t e = 0; e < own; ++e)
-    for (int64_t i = 0; i < sent.shares; ++i) {
-      int64_t at = i * block;
-      for (int64_t a = 0; a < sent.members; ++a) {
-        const int64_t first = at + sent.of(a, i, me * own, e), n = sent.of(a, i, me * own + e, 1);
-        for (int64_t row = first; row < first + n; ++row) order.push_back(row);
-        at += sent.to(me, a, i);
-      }
-    }
+    for (int64_t i = 0; i < sent.shares; ++i)
+      for (int64_t a = 0; a < sent.members; ++a)
+        for (int64_t n = sent.of(a, i, me * own + e, 1); n > 0; --n)
+          order.push_back(next[size_t(i * sent.members + a)]++);
   return order;
 }
 
