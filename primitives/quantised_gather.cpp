@@ -45,6 +45,8 @@ std::optional<Rejected> refused_quantised(const Case& line) {
            "a gradient that is still to be summed is not quantised"),
       when(!wire.empty() && wire != line.text("dtype"), "values that are sent as they are stored",
            "wire=" + wire, "leave wire= out"),
+      when(line.at("zero_rows") == 1, "zero_rows=0, or of 2 and more", "zero_rows=1",
+           "rows that are all zero show nothing"),
       countable(line, {"tokens", "hidden"}));
 }
 
