@@ -179,6 +179,8 @@ TEST(Gradcheck, IsDueInDoubleOnSmallCasesOfOneHost) {
   EXPECT_TRUE(is_due("mlp tp=2"));
   EXPECT_TRUE(is_due("linear_column tp=4"));
   EXPECT_FALSE(is_due("mlp tp=2 dtype=f32"));
+  EXPECT_TRUE(is_due("mlp tp=2 wire=f32"));
+  EXPECT_FALSE(is_due("mlp tp=2 wire=bf16"));
   EXPECT_FALSE(is_due("mlp tp=2 transport=mpi"));
   EXPECT_FALSE(is_due("mlp tp=2 tokens=2400"));
   EXPECT_FALSE(is_due("linear_row tp=2 frozen=on input_grad=off"));
