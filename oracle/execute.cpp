@@ -306,6 +306,7 @@ class Execution {
     }
     record.ledger = ledger_->take();
     record.active = fault_ && fault_->active();
+    for (auto& [feed, flight] : flights_) land(flight);
     flights_.clear();
     enter(Phase::harness);
   }
@@ -490,7 +491,9 @@ class Execution {
       if (!is_sum(i) || step == last_step_) keep(shot, step, int(i), true, result, record);
     }
     check_workspaces(record);
-    if (last) flights_.erase(feed);
+    if (!last) return;
+    land(f);
+    flights_.erase(found);
   }
 
   Strides strides() const {
@@ -530,11 +533,30 @@ class Execution {
     device_->bring(copies, device_->stream());
   }
 
+  // Parameters lie where they lay in the flight before, as a training step leaves them: what an
+  // object keeps by their addresses meets other values there.
+  void land(Flight& f) {
+    for (size_t i = 0; i < std::min(f.inputs.size(), inputs_.size()); ++i) {
+      const auto& strides = f.inputs[i].host().view().strides;
+      const bool expanded = std::find(strides.begin(), strides.end(), 0) != strides.end();
+      if (inputs_[i].operand.role == Operand::parameter && !expanded && !device_)
+        landed_.insert_or_assign(int(i), std::move(f.inputs[i]));
+    }
+  }
+  Placed unsent(const Slot& s, int operand) {
+    auto found = landed_.extract(operand);
+    if (found.empty()) return unsent(s);
+    const View& lay = found.mapped().host().view();
+    if (lay.dtype != s.dtype || lay.shape != s.local) return unsent(s);
+    found.mapped().host().poison();
+    return std::move(found.mapped());
+  }
+
   Placed filled(const Slot& s, int operand, const Feed& feed) {
     // What a check gives is no value that is repeated.
     const auto dims =
         is_drawn(feed, operand) ? expanded_dims(line_, s.operand, s.cotangent) : std::vector<int>{};
-    Placed b = dims.empty() ? unsent(s) : Placed(Buffer(s.dtype, s.local, dims), device_);
+    Placed b = dims.empty() ? unsent(s, operand) : Placed(Buffer(s.dtype, s.local, dims), device_);
     std::vector<double> own;
     fill_from(b.host().view(), values_of(s, operand, feed, own));
     b.send();
@@ -619,6 +641,7 @@ class Execution {
   std::unique_ptr<Kernel> kernel_;
   std::vector<Slot> inputs_, outputs_, gradients_, cotangents_;
   std::map<int, Flight> flights_;
+  std::map<int, Placed> landed_;  // by input
   std::map<std::tuple<int, Fill, uint64_t, int64_t, bool>, std::vector<double>>
       drawn_;                 // by operand and feed
   std::vector<Placed> sums_;  // of an accumulating shot; empty where none is kept
