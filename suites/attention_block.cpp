@@ -267,11 +267,12 @@ std::vector<Key> keys() {
 std::vector<std::string> cases(const std::string& tier) {
   const std::string name = "attention_block", balanced = " layout=zigzag mask=causal";
   const auto smoke = crossed(
-      {name}, {"tp=2 cp=2 tokens=24 sp=on" + balanced, "cp=2 tokens=24 core=ring" + balanced,
-               "cp=4 core=ring docs=7,1,8" + balanced, "tp=2 tokens=24 sp=on mask=causal",
-               "tp=4 sp=on mask=causal dtype=f32", "tp=4 kv_heads=2 sp=on mask=causal",
-               "tp=2 kv_heads=1 form=gather mask=causal", "tp=2 cp=2 dtype=bf16" + balanced,
-               "cp=2 dp=2 seq=8 batch=2 microbatches=2 mask=causal"});
+      {name},
+      {"tp=2 cp=2 tokens=24 sp=on" + balanced, "cp=2 tokens=24 core=ring" + balanced,
+       "cp=4 core=ring docs=7,1,8" + balanced, "tp=2 tokens=24 sp=on mask=causal",
+       "tp=4 tokens=24 sp=on mask=causal dtype=f32", "tp=4 tokens=24 kv_heads=2 sp=on mask=causal",
+       "tp=2 tokens=24 kv_heads=1 form=gather mask=causal", "tp=2 cp=2 dtype=bf16" + balanced,
+       "cp=2 dp=2 seq=8 batch=2 microbatches=2 mask=causal"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> cores{"", "core=ring"};
   const auto ci = together(
