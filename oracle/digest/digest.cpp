@@ -1,6 +1,8 @@
 #include "oracle/digest/digest.hpp"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <stdexcept>
 
 #include "fixtures/sharding.hpp"
@@ -172,6 +174,26 @@ std::string cover_fault(const std::string& tensor, int64_t n, std::span<const Ho
     if (!held.first) return which + " on no rank";
     return which + " on " + held.first->name +
            (held.first == held.second ? " twice" : " and on " + held.second->name);
+  }
+  return "";
+}
+
+std::string cover_fault(const std::string& tensor, int64_t n, std::span<const HeldRange> ranges) {
+  std::map<int64_t, std::vector<size_t>> borders{{n, {}}};  // ranges that begin or end there
+  for (size_t i = 0; i < ranges.size(); ++i)
+    if (ranges[i].begin < ranges[i].end)
+      for (int64_t at : {ranges[i].begin, ranges[i].end}) borders[at].push_back(i);
+  std::set<size_t> held;
+  int64_t begin = 0;
+  for (const auto& [end, changing] : borders) {
+    if (begin < end && held.size() != 1) {
+      const std::string which = tensor + ": " + indices_text(begin, end);
+      if (held.empty()) return which + " on no rank";
+      return which + " on " + ranges[*held.begin()].name + " and on " + ranges[*held.rbegin()].name;
+    }
+    begin = end;
+    for (size_t i : changing)
+      if (!held.erase(i)) held.insert(i);
   }
   return "";
 }

@@ -48,6 +48,12 @@ struct Holder {
   std::vector<int64_t> indices;
 };
 std::string cover_fault(const std::string& tensor, int64_t n, std::span<const Holder>);
+// The same of ranges [begin, end) below n.
+struct HeldRange {
+  std::string name;
+  int64_t begin = 0, end = 0;
+};
+std::string cover_fault(const std::string& tensor, int64_t n, std::span<const HeldRange>);
 
 // What the ranks hold together, seen from one of them: the sum over the shard axes of the layout.
 Digest whole_of(const Mesh&, const Layout&, std::span<const Digest> by_rank, int rank);

@@ -448,33 +448,34 @@ class Coverage {
   }
 
   // Where each shard is a range of indices, as those of the first dim are, it is found by its
-  // coverage: sum(b) - sum(a) for the sums over 0 .. n-1 of what an index adds.
+  // coverage: what the indices of a window add, which goes from one to the next. Nothing is kept
+  // for an index, since a line may claim any number of them.
   std::string ranges_fault(const Entry& e, const Digest& d, uint64_t units) {
     constexpr uint64_t most = 1 << 20;
     const auto shards = shards_of(e);
-    if (units > most || !afford(2 * units * (1 + shards.size()))) return "";
-    std::vector<uint64_t> sums{0};
-    Digest index{};
-    for (uint64_t i = 0; i < 2 * units; ++i) {
+    if (units > most) return "";
+    const auto added_by = [&](uint64_t i) {
+      Digest index{};
       shardproof_digest_unit(&index, &e.lines[0]->hash, i, 0);
-      sums.push_back(index.coverage[0]);
-    }
-    std::vector<Holder> holders;
+      return index.coverage[0];
+    };
+    std::vector<HeldRange> ranges;
     uint64_t n = units;
     for (const LogLine* l : shards) {
       if (l->digest.elements > d.elements) return "";
       const uint64_t own = uint64_t(double(l->digest.elements) * double(units) /
                                     double(std::max<uint64_t>(1, d.elements)));
-      uint64_t begin = 0;
-      while (begin + own < sums.size() && sums[begin + own] - sums[begin] != l->digest.coverage[0])
-        ++begin;
-      if (begin + own >= sums.size()) return "";
-      Holder h{place_text(*l), {}};
-      for (uint64_t i = begin; i < begin + own; ++i) h.indices.push_back(int64_t(i));
+      if (!afford(own)) return "";
+      uint64_t begin = 0, window = 0;
+      for (uint64_t i = 0; i < own; ++i) window += added_by(i);
+      for (; window != l->digest.coverage[0]; ++begin) {
+        if (begin + own >= 2 * units || !afford(2)) return "";
+        window += added_by(begin + own) - added_by(begin);
+      }
       n = std::max(n, begin + own);
-      holders.push_back(std::move(h));
+      ranges.push_back({place_text(*l), int64_t(begin), int64_t(begin + own)});
     }
-    return cover_fault(e.tensor, int64_t(n), holders);
+    return cover_fault(e.tensor, int64_t(n), ranges);
   }
 
   uint64_t left_;

@@ -278,6 +278,17 @@ TEST(DigestCoverage, NamesTheTensorAndTheRange) {
   EXPECT_EQ(of({0, 1, 2, 3, 3}, {4, 5, 6, 7}), "w1: 3 is on rank 0 twice");
   EXPECT_EQ(of({0, 1, 2, 3}, {4, 5, 6, 8}), "w1: index 8 of rank 1 is none of 0 to 7");
 }
+TEST(DigestCoverage, OfRangesThatAreNotWrittenOut) {
+  constexpr int64_t n = int64_t(1) << 40;
+  auto of = [](std::vector<HeldRange> ranges) { return cover_fault("w1", n, ranges); };
+  EXPECT_EQ(of({{"rank 0", 0, 5}, {"rank 2", 9, n}, {"rank 1", 5, 9}, {"rank 3", 7, 7}}), "");
+  EXPECT_EQ(of({{"rank 0", 0, 5}, {"rank 1", 8, n}}), "w1: 5 to 7 are on no rank");
+  EXPECT_EQ(of({{"rank 0", 0, 5}, {"rank 1", 4, n}}), "w1: 4 is on rank 0 and on rank 1");
+  EXPECT_EQ(of({{"rank 0", 0, 5}, {"rank 1", 5, n - 1}}),
+            "w1: " + std::to_string(n - 1) + " is on no rank");
+  EXPECT_EQ(of({{"rank 0", 2, n}}), "w1: 0 to 1 are on no rank");
+  EXPECT_EQ(of({}), "w1: 0 to " + std::to_string(n - 1) + " are on no rank");
+}
 
 // ---- Replicas
 
