@@ -194,6 +194,13 @@ Fill fill_of(const Case& line) {
                  "'");
 }
 
+std::vector<DType> types_passed(const Case& line) {
+  std::vector<DType> types{line.dtype()};
+  for (const char* key : {"acc", "wire", "grad", "local_grad"})
+    if (const auto type = keyed_dtype(line, key)) types.push_back(*type);
+  return types;
+}
+
 bool exact_data(const Evidence& e, const Feed& feed) {
   if (feed.fill != Fill::integers) return false;
   // Elsewhere a contract says by its range that every intermediate is exact (mlp without an

@@ -103,6 +103,9 @@ Compared compare(const Evidence&, int shot, int step, int operand, bool gradient
 // False-alarm budget of a whole run: the only number that a person picks.
 inline constexpr double false_alarm_budget = 1e-6;
 Precision precision_of(const Case&, const Declared&);
+// Types that a result passes by the line: of storage, accumulation, wire and gradient, a rank's own
+// too.
+std::vector<DType> types_passed(const Case&);
 // Of one result: a gradient may be kept in a type of its own.
 Precision precision_of_result(const Evidence&, const Operand&, bool gradient);
 // Integers that a contract promises exact intermediates for, as far as the subject's factors hold

@@ -85,14 +85,10 @@ double largest_of(DType type) {
   return std::ldexp(2 - 2 * unit_roundoff(type), exponent);
 }
 
-// Of storage, accumulation, wire or gradient, a rank's own too: what a result passes.
 DType least_range(const Case& line) {
-  DType least = line.dtype();
-  for (const char* key : {"acc", "wire", "grad", "local_grad"})
-    if (const auto type = line.has(key) ? dtype_from(line.text(key)) : std::nullopt;
-        type && largest_of(*type) < largest_of(least))
-      least = *type;
-  return least;
+  const std::vector<DType> types = types_passed(line);
+  return *std::min_element(types.begin(), types.end(),
+                           [](DType a, DType b) { return largest_of(a) < largest_of(b); });
 }
 
 // Terms have up to six factors: of 2^20 under `large`. Under `offset` inputs alone are large, 2^26

@@ -55,11 +55,9 @@ int64_t elements_of(const Contract& contract, const Case& line) {
 
 // Where sums are made or travel in half precision its noise hides every difference.
 bool passes_halves(const Case& line) {
-  for (const char* key : {"acc", "wire", "grad", "local_grad"})
-    if (const auto type = line.has(key) ? dtype_from(line.text(key)) : std::nullopt;
-        type == DType::bf16 || type == DType::f16)
-      return true;
-  return false;
+  const std::vector<DType> types = types_passed(line);
+  return std::any_of(types.begin(), types.end(),
+                     [](DType t) { return t == DType::bf16 || t == DType::f16; });
 }
 
 std::string left_out(const Contract& contract, const Case& line, const Declared& declared) {
