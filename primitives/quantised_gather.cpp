@@ -50,12 +50,6 @@ std::optional<Rejected> refused_quantised(const Case& line) {
       countable(line, {"tokens", "hidden"}));
 }
 
-Recipe::Recipe(const Case& line, const char* format_key)
-    : format(line.text(format_key) == "e5m2" ? e5m2 : e4m3),
-      power_of_two(line.text("scaling") == "pow2"),
-      block(line.at("block")),
-      type(accumulation_of(line)) {}
-
 std::vector<Axis> QuantisedGather::reduced_over(const Case& line) const {
   std::vector<Axis> axes;
   for (Axis axis : axes_of(line.text("over")))
@@ -69,8 +63,7 @@ void QuantisedGather::reduce_amax(Rank& rank, Communicator& group, const View& o
 }
 
 void QuantisedGather::own_amax(const Recipe& r, const View& x, const View& amax) {
-  perform(AbsoluteMaximum{tensor(x), tensor(amax), r.group(x.elements()), r.type == DType::f64},
-          "amax");
+  greatest_of(r, x, amax);
 }
 
 View QuantisedGather::amax_of(Rank& rank, const Recipe& r, const View& x) {
@@ -86,8 +79,7 @@ View QuantisedGather::amax_of(Rank& rank, const Recipe& r, const View& x) {
 
 View QuantisedGather::amax_of_history(Rank& rank, const Recipe& r, const View& history) {
   const View most = rank.workspace(r.type, {1});
-  perform(AbsoluteMaximum{tensor(history), tensor(most), history.elements(), r.type == DType::f64},
-          "amax of history");
+  greatest_of(r, history, most);
   return most;
 }
 
@@ -98,23 +90,17 @@ void QuantisedGather::roll(const View& history, const View& amax, const View& ne
 }
 
 void QuantisedGather::scales_of(const Recipe& r, const View& amax, const View& scales) {
-  perform(Scales{tensor(amax), tensor(scales), r.format.number(r.format.last), r.power_of_two,
-                 r.type == DType::f64},
-          "scales");
+  scales_from(r, amax, scales);
 }
 
 void QuantisedGather::quantise(Rank&, const Recipe& r, const View& x, const View& scales,
                                const View& words) {
-  perform(Quantise{tensor(x), tensor(scales), tensor(words), r.format, r.group(x.elements()),
-                   r.type == DType::f64},
-          "codes");
+  codes_from(r, x, scales, words);
 }
 
 void QuantisedGather::dequantise(Rank&, const Recipe& r, const View& words, const View& scales,
                                  int64_t own, const View& y) {
-  perform(Dequantise{tensor(words), tensor(scales), tensor(y), r.format, own, r.group(y.elements()),
-                     r.type == DType::f64},
-          "values of codes");
+  values_from(r, words, scales, own, y);
 }
 
 void QuantisedGather::gather_codes(Rank& rank, const View& own, const View& all) {
@@ -129,7 +115,7 @@ std::unique_ptr<Saved> QuantisedGather::forward(Rank& rank, std::span<const View
                                                 std::span<const View> outputs) {
   const Case& line = rank.line();
   if (auto refused = refused_quantised(line)) throw *refused;
-  const Recipe recipe(line, "format");
+  const Recipe recipe(line, format_of(line, "format"));
   const View &x = inputs[0], &y = outputs[0];
   const int64_t n = x.elements();
   View amax = amax_of(rank, recipe, x);
@@ -181,7 +167,7 @@ void QuantisedGather::backward(Rank& rank, Saved&, std::span<const View> cotange
   if (line.text("grad_format") == "none") return own_gradient(rank, cotangents[0], dx);
   const View g = rank.workspace(dx.dtype, dx.shape);
   own_gradient(rank, cotangents[0], g);
-  quantise_gradient(rank, Recipe(line, "grad_format"), g, dx);
+  quantise_gradient(rank, Recipe(line, format_of(line, "grad_format")), g, dx);
 }
 
 }  // namespace shardproof::primitives

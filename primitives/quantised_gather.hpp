@@ -17,26 +17,12 @@
 #include <optional>
 #include <vector>
 
-#include "primitives/eight_bits.hpp"
 #include "primitives/linear.hpp"
+#include "primitives/recipe.hpp"
 
 namespace shardproof::primitives {
 
 std::optional<Rejected> refused_quantised(const Case&);
-
-// What a line says of a tensor that is quantised.
-struct Recipe {
-  EightBits format;
-  bool power_of_two = false;
-  int64_t block = 0;  // 0: one scale of all
-  DType type;         // of amax and scales
-
-  Recipe(const Case&, const char* format_key);
-  bool one_scale() const { return block == 0; }
-  // Elements that share a scale, of `elements` in all; how many scales these have.
-  int64_t group(int64_t elements) const { return one_scale() ? elements : block; }
-  int64_t scales(int64_t elements) const { return one_scale() ? 1 : elements / block; }
-};
 
 class QuantisedGather : public Kernel {
  public:

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "reference/running_error.hpp"
-
 namespace shardproof::reference {
 namespace {
 
@@ -72,18 +70,46 @@ double scale_error(const Quantiser& q, double scale) {
   return is_power_of_two(scale) ? 0 : gamma_of(2, q.u) * scale;
 }
 
+namespace {
+
+void append(Quantised& r, const Quantiser& q, double x, double s) {
+  const double z = std::abs(x) * s, gamma = is_power_of_two(s) ? 0 : gamma_of(3, q.u),
+               y = q.format.numbers()[q.format.nearest(z)] / s,
+               step = gamma > 0 ? open_step(q.format, z, gamma * z) / s : 0;
+  r.value.push_back(std::copysign(y, x));
+  r.error.push_back(gamma * (y + step));
+  r.step.push_back(step);
+}
+
+}  // namespace
+
 Quantised quantised(const Quantiser& q, In x, In scales, int64_t group) {
   Quantised r;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double s = scales[i / size_t(group)], z = std::abs(x[i]) * s,
-                 gamma = is_power_of_two(s) ? 0 : gamma_of(3, q.u),
-                 y = q.format.numbers()[q.format.nearest(z)] / s,
-                 step = gamma > 0 ? open_step(q.format, z, gamma * z) / s : 0;
-    r.value.push_back(std::copysign(y, x[i]));
-    r.error.push_back(gamma * (y + step));
-    r.step.push_back(step);
-  }
+  for (size_t i = 0; i < x.size(); ++i) append(r, q, x[i], scales[i / size_t(group)]);
   return r;
+}
+
+Uncertain quantised_by_group(const Quantiser& q, In x, std::span<const int64_t> group) {
+  Values amax(1 + size_t(*std::max_element(group.begin(), group.end())));
+  for (size_t i = 0; i < x.size(); ++i) {
+    double& most = amax[size_t(group[i])];
+    most = std::max(most, std::abs(x[i]));
+  }
+  Quantised r;
+  for (size_t i = 0; i < x.size(); ++i) append(r, q, x[i], scale_of(q, amax[size_t(group[i])]));
+  for (size_t i = 0; i < x.size(); ++i) r.error[i] += r.step[i];
+  return {std::move(r.value), std::move(r.error)};
+}
+
+Values turned(In x, int64_t rows) {
+  const size_t m = size_t(rows), n = m ? x.size() / m : 0;
+  Values t(x.size());
+  for (size_t i = 0; i < x.size(); ++i) t[i % n * m + i / n] = x[i];
+  return t;
+}
+
+Uncertain turned(const Uncertain& x, int64_t rows) {
+  return {turned(x.value, rows), turned(x.error, rows)};
 }
 
 }  // namespace shardproof::reference

@@ -21,10 +21,24 @@
 //
 // Above the greatest there is no boundary, and the next one below is a sixteenth off at least: what
 // is greatest is certain whatever u is.
+//
+// A sum of K products of such factors a = q(x s)/s, b = q(w t)/t, computed as a' and b':
+//
+//   e_a = |a' - a| at most, what is said of y above: gamma_3(u)(|a| + step) + step
+//   |sum a'b' - sum ab|  <=  sum (e_a (|b| + e_b) + |a| e_b)
+//   accumulation         <=  gamma_K(u) sum (|a| + e_a)(|b| + e_b), in any order
+//
+// So a code that is open enters a sum with its step times the other factor, and no other code
+// widens it beyond its roundings. That holds for an implementation that multiplies codes and the
+// sum by 1/(s t), too: products of codes are exact (8 bits of significand), and the six roundings
+// of 1/s, 1/t (two each), their product and that with the sum are (1 - u)^-6 at most, which
+// (1 + gamma_3)^2 = (1 - 3u)^-2 is not below. With a scale for each block of the sum they are made
+// block by block, and as many additions are left. Powers of two: e = 0, and integers of few bits
+// leave every sum exact.
 #pragma once
 #include <cstdint>
 
-#include "reference/linear.hpp"
+#include "reference/running_error.hpp"
 
 namespace shardproof::reference {
 
@@ -57,6 +71,11 @@ struct Quantised {
 };
 // Element i has scale i / group.
 Quantised quantised(const Quantiser&, In x, In scales, int64_t group);
+// Elements of one number of `group` share the scale of their greatest magnitude: the value, and how
+// far off it may be computed.
+Uncertain quantised_by_group(const Quantiser&, In x, std::span<const int64_t> group);
+Values turned(In, int64_t rows);  // the transpose of a matrix of so many rows
+Uncertain turned(const Uncertain&, int64_t rows);
 double scale_error(const Quantiser&, double scale);  // two roundings; none of a power of two
 
 }  // namespace shardproof::reference

@@ -189,6 +189,14 @@ Loss linear_loss(const LinearShape& s, const Uncertain& x, In w, In b, const Rou
           linear(s, most(x), size, absolute(b))};
 }
 
+// |x|most |w|most - |x||w| = ex |w|most + |x| ew.
+Loss linear_loss(const LinearShape& s, const Uncertain& x, const Uncertain& w, In b,
+                 const Rounding& r) {
+  Loss loss = linear_loss(s, x, most(w), b, r);
+  add(loss.error, linear(s, absolute(x.value), w.error, {}));
+  return loss;
+}
+
 LinearLosses linear_backward_loss(const LinearShape& s, const Uncertain& x, In w,
                                   const Uncertain& g, const Rounding& r) {
   const double gamma_out = gamma_of(double(s.out), r.accumulate),

@@ -40,6 +40,7 @@ Loss reduced(Loss, const Rounding&);
 
 // X W^T + b.
 Loss linear_loss(const LinearShape&, const Uncertain& x, In w, In b, const Rounding&);
+Loss linear_loss(const LinearShape&, const Uncertain& x, const Uncertain& w, In b, const Rounding&);
 struct LinearLosses {
   Loss x, w, b;
 };

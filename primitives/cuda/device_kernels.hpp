@@ -17,6 +17,7 @@
 #include "primitives/norm_sequence.hpp"
 #include "primitives/pipeline.hpp"
 #include "primitives/quantised_gather.hpp"
+#include "primitives/quantised_linear.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
 #include "primitives/sharded.hpp"
@@ -104,6 +105,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"replicated_clip", ours<primitives::ReplicatedClip>},
     DeviceKernel{"replicated_step", ours<primitives::ReplicatedStep>},
     DeviceKernel{"quantised_gather", ours<primitives::QuantisedGather>},
+    DeviceKernel{"quantised_linear", ours<primitives::QuantisedLinear>},
     DeviceKernel{"attention_allgather", attention<primitives::Strategy::allgather>},
     DeviceKernel{"attention_ring", attention<primitives::Strategy::ring>},
     DeviceKernel{"attention_alltoall", attention<primitives::Strategy::alltoall>},

@@ -1,0 +1,240 @@
+#include "primitives/quantised_linear.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "primitives/gemm.hpp"
+#include "primitives/line.hpp"
+
+namespace shardproof::primitives {
+namespace {
+
+bool is_row(const Case& line) { return line.text("parallel") == "row"; }
+bool high(const Case& line) { return line.text("wgrad") == "high"; }
+
+// What a linear does between its product and its results.
+struct Column : ColumnParallel {
+  using ColumnParallel::reduce_input_gradient;
+};
+struct Row : RowParallel {
+  using RowParallel::bias_gradient;
+  using RowParallel::reduce_and_add_bias;
+};
+
+View gathered_as_it_is(Parallel& p, const View& own) {
+  const View whole = p.workspace(own.dtype, with_extent(own.shape, 0, own.shape[0] * p.tp.size()));
+  all_gather(p.rank, p.tp, own, whole, 0);
+  return whole;
+}
+
+// The last dim first.
+View turned_view(View v) {
+  std::rotate(v.shape.begin(), v.shape.end() - 1, v.shape.end());
+  std::rotate(v.strides.begin(), v.strides.end() - 1, v.strides.end());
+  return v;
+}
+
+Refusal blocks(const Case& line) {
+  const int64_t block = line.at("block"), p = line.ranks(Axis::tp);
+  if (block == 0) return {};
+  const int64_t tokens = line.at("tokens") / (int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp)),
+                own = tokens / (line.on("sp") ? p : 1);
+  const auto cut = [&](const char* what, int64_t extent) {
+    return when(extent % block != 0, "block of a divisor of " + std::string(what),
+                said(line, "block") + ", " + std::to_string(extent) + " of them",
+                "a block lies on one rank");
+  };
+  return first_refusal(
+      cut("the own tokens", own),
+      cut("the own columns of x", line.at("in") / (is_row(line) ? p : 1)),
+      cut("the own columns of y", line.at("out") / (is_row(line) ? 1 : p)),
+      when(line.text("over") == "all" || line.text("amax") == "shard",
+           "over=tp and amax=tensor with block", said(line, "over") + " " + said(line, "amax"),
+           "no amax of a block is reduced: leave them out"));
+}
+
+}  // namespace
+
+std::optional<Rejected> refused_quantised_linear(const Case& line) {
+  const int64_t p = line.ranks(Axis::tp);
+  return first_refusal(other_axes(line), uncut_tokens(line),
+                       undivided(line, is_row(line) ? "in" : "out", p, "tp"), blocks(line),
+                       countable(line, {"tokens", "in"}), countable(line, {"tokens", "out"}),
+                       countable(line, {"in", "out"}));
+}
+
+Recipe QuantisedLinear::recipe(const Case& line, Of of) const {
+  return {line, of == Of::g ? format_of(line, "grad_format") : e4m3};
+}
+
+// With wgrad=high a row linear needs G as it came, and gathers that alone.
+bool QuantisedLinear::gathered(const Case& line, Of of) const {
+  if (!line.on("sp") || line.ranks(Axis::tp) == 1) return false;
+  return is_row(line) ? of == Of::g && !high(line) : of == Of::x;
+}
+
+std::vector<Axis> QuantisedLinear::reduced_over(const Case& line, Of of) const {
+  const bool cut = of == Of::w || (of == Of::x) == is_row(line),
+             own_scale = line.text("amax") == "shard";
+  std::vector<Axis> axes;
+  if (gathered(line, of) || (cut && !own_scale)) axes.push_back(Axis::tp);
+  if (of != Of::w && line.text("over") == "all") axes.insert(axes.end(), {Axis::cp, Axis::dp});
+  std::erase_if(axes, [&](Axis axis) { return line.ranks(axis) == 1; });
+  return axes;
+}
+
+void QuantisedLinear::own_amax(const Recipe& r, Of, const View& x, const View& amax) {
+  greatest_of(r, x, amax);
+}
+
+void QuantisedLinear::reduce_amax(Rank& rank, Of, const std::vector<Axis>& axes, const View& own,
+                                  const View& all) {
+  all_reduce(rank, rank.along(axes), own, all, Reduce::max);
+}
+
+View QuantisedLinear::amax_of(Rank& rank, const Recipe& r, Of of, const View& x) {
+  const View own = rank.workspace(r.type, {r.scales(x.elements())});
+  own_amax(r, of, x, own);
+  const auto axes = reduced_over(rank.line(), of);
+  if (!r.one_scale() || axes.empty()) return own;
+  const View all = rank.workspace(r.type, own.shape);
+  reduce_amax(rank, of, axes, own, all);
+  return all;
+}
+
+void QuantisedLinear::scales_of(const Recipe& r, Of, const View& amax, const View& scales) {
+  scales_from(r, amax, scales);
+}
+
+void QuantisedLinear::quantise(const Recipe& r, Of, const View& x, const View& scales,
+                               const View& words) {
+  codes_from(r, x, scales, words);
+}
+
+void QuantisedLinear::dequantise(const Recipe& r, Of, const View& words, const View& scales,
+                                 const View& y) {
+  values_from(r, words, scales, y.elements(), y);
+}
+
+void QuantisedLinear::gather_codes(Rank& rank, Of, const View& own, const View& all) {
+  all_gather(rank, rank.along(Axis::tp), own, all, 0);
+}
+void QuantisedLinear::gather_scales(Rank& rank, Of, const View& own, const View& all) {
+  all_gather(rank, rank.along(Axis::tp), own, all, 0);
+}
+
+QuantisedLinear::Codes QuantisedLinear::codes(Rank& rank, Of of, const View& x, bool turned) {
+  const Recipe r = recipe(rank.line(), of);
+  const View read = turned ? turned_view(x) : x;
+  const View amax = amax_of(rank, r, of, read);
+  Codes c{Kept(DType::i32, {words_of(x.elements())}), Kept(r.type, amax.shape), x.shape, turned};
+  scales_of(r, of, amax, c.scales.view());
+  quantise(r, of, read, c.scales.view(), c.words.view());
+  return c;
+}
+
+// Under wgrad=high the second copy of X and G has no reader.
+QuantisedLinear::Copies QuantisedLinear::copies(Rank& rank, Of of, const View& x) {
+  Copies c{codes(rank, of, x, false), {}};
+  const bool read = of == Of::w || !high(rank.line());
+  if (!recipe(rank.line(), of).one_scale() && read) c.across = codes(rank, of, x, true);
+  return c;
+}
+
+View QuantisedLinear::values(Parallel& p, Of of, const Codes& c) {
+  const Recipe r = recipe(p.rank.line(), of);
+  View words = c.words.view(), scales = c.scales.view();
+  const int64_t ranks = gathered(p.rank.line(), of) ? p.tp.size() : 1, rows = c.shape[0],
+                own_words = words.elements(), own_scales = scales.elements();
+  if (ranks > 1) {
+    words = p.workspace(words.dtype, {ranks * own_words});
+    gather_codes(p.rank, of, c.words.view(), words);
+    if (!r.one_scale()) {
+      scales = p.workspace(scales.dtype, {ranks * own_scales});
+      gather_scales(p.rank, of, c.scales.view(), scales);
+    }
+  }
+  const View y = p.workspace(p.accumulate, with_extent(c.shape, 0, ranks * rows));
+  for (int64_t i = 0; i < ranks; ++i) {
+    const View block = y.narrow(0, i * rows, rows);
+    dequantise(r, of, words.narrow(0, i * own_words, own_words),
+               r.one_scale() ? scales : scales.narrow(0, i * own_scales, own_scales),
+               c.turned ? turned_view(block) : block);
+  }
+  return y;
+}
+
+void QuantisedLinear::output(Parallel& p, const View& x, const View& w, const View& b,
+                             const View& y) {
+  if (!is_row(p.rank.line())) return gemm(plain(x), turned(w), y, p.accumulate, &b);
+  const View z = p.workspace(p.partial(), with_extent(x.shape, last(x), w.shape[0]));
+  gemm(plain(x), turned(w), z, p.accumulate);
+  Row().reduce_and_add_bias(p, z, b, y);
+}
+
+// inputs x, w, [b]; output y.
+std::unique_ptr<Saved> QuantisedLinear::forward(Rank& rank, std::span<const View> inputs,
+                                                std::span<const View> outputs) {
+  if (auto refused = refused_quantised_linear(rank.line())) throw *refused;
+  Parallel p(rank);
+  auto state = std::make_unique<State>();
+  state->given = inputs[0];
+  state->x = copies(rank, Of::x, inputs[0]);
+  state->w = copies(rank, Of::w, inputs[1]);
+  output(p, values(p, Of::x, state->x.along), values(p, Of::w, state->w.along),
+         inputs.size() > 2 ? inputs[2] : View{}, outputs[0]);
+  return state;
+}
+
+void QuantisedLinear::input_gradient(Parallel& p, const View& g, const View& w, const View& dx) {
+  if (is_row(p.rank.line())) return gemm(plain(g), plain(w), dx, p.accumulate);
+  const View partial = p.workspace(p.partial(), with_extent(g.shape, last(g), w.shape[1]));
+  gemm(plain(g), plain(w), partial, p.accumulate);
+  reduce_input_gradient(p, partial, dx);
+}
+
+void QuantisedLinear::reduce_input_gradient(Parallel& p, const View& partial, const View& dx) {
+  Column().reduce_input_gradient(p, partial, dx);
+}
+
+void QuantisedLinear::weight_gradient(Parallel& p, State& state, const View& g, const View& dw) {
+  gemm(turned(g), plain(weight_gradient_input(p, state)), dw, p.accumulate);
+}
+
+View QuantisedLinear::weight_gradient_input(Parallel& p, State& state) {
+  if (!high(p.rank.line())) return values(p, Of::x, state.x.over_first());
+  return p.sp && p.tp.size() > 1 && !is_row(p.rank.line()) ? gathered_as_it_is(p, state.given)
+                                                           : state.given;
+}
+
+void QuantisedLinear::bias_gradient(Parallel& p, const View& g, const View& db) {
+  if (is_row(p.rank.line()))
+    Row().bias_gradient(p, g, g, db);
+  else
+    column_sums(g, db, p.accumulate);
+}
+
+void QuantisedLinear::gradients_of(Parallel& p, State& state, const View& g,
+                                   std::span<const View> gradients) {
+  const Case& line = p.rank.line();
+  const bool gathers = p.sp && p.tp.size() > 1 && is_row(line) && high(line);
+  const View read = gathers ? gathered_as_it_is(p, g) : g;
+  const Copies coded = copies(p.rank, Of::g, read);
+  const View along = values(p, Of::g, coded.along);
+  const View across = high(line)                   ? read
+                      : coded.across.shape.empty() ? along
+                                                   : values(p, Of::g, coded.across);
+  weight_gradient(p, state, across, gradients[1]);
+  if (gradients.size() > 2) bias_gradient(p, g, gradients[2]);
+  input_gradient(p, along, values(p, Of::w, state.w.over_first()), gradients[0]);
+}
+
+void QuantisedLinear::backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
+                               std::span<const View> gradients) {
+  Parallel p(rank);
+  into_running_sums(
+      p, gradients,
+      [&](auto own) { gradients_of(p, static_cast<State&>(saved), cotangents[0], own); }, add_into);
+}
+
+}  // namespace shardproof::primitives

@@ -1,0 +1,341 @@
+// Y = X W^T + b with factors in 8-bit floating point, of the quantised family. What is judged is
+// whether every product, forward and backward, multiplies the numbers that are due: those of one
+// scale where ranks share a tensor, of the format of each factor, quantised along the dim that the
+// product sums over; and whether their sums, the calls and the bytes are those of the linear.
+#include <algorithm>
+#include <cmath>
+
+#include "oracle/check.hpp"
+#include "oracle/drawn.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/quantised_linear.hpp"
+#include "reference/quantised.hpp"
+#include "suites/ours.hpp"
+#include "suites/reading.hpp"
+#include "suites/replicated.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace linears;
+using reference::Uncertain;
+using reference::Values;
+
+// ---- What is read from a line
+
+enum class Of : uint8_t { x, w, g };  // X, W, the cotangent of Y
+
+bool is_row(const Case& c) { return c.text("parallel") == "row"; }
+bool one_scale(const Case& c) { return c.at("block") == 0; }
+bool is_high(const Case& c) { return c.text("wgrad") == "high"; }
+bool parts_of_tokens(const Case& c) { return c.on("sp") && c.ranks(Axis::tp) > 1; }
+
+int64_t rows_of(const Case& c, Of of) { return of == Of::w ? c.at("out") : c.at("tokens"); }
+int64_t columns_of(const Case& c, Of of) { return of == Of::g ? c.at("out") : c.at("in"); }
+
+// Tokens of X (column) or G (row) are parts on the ranks of tp, that all of them multiply.
+bool is_gathered(const Case& c, Of of) {
+  return parts_of_tokens(c) && of == (is_row(c) ? Of::g : Of::x);
+}
+// A row linear that needs G as it came gathers nothing else.
+bool gathers_codes(const Case& c, Of of) {
+  return is_gathered(c, of) && !(of == Of::g && is_high(c));
+}
+// The dim that tp cuts for good, of the matrix: W by rows or columns, X (row) and G (column) by
+// columns.
+std::optional<int> dim_of_shards(const Case& c, Of of) {
+  if (of == Of::w) return is_row(c) ? 1 : 0;
+  if ((of == Of::x) == is_row(c)) return 1;
+  return std::nullopt;
+}
+
+// ---- Operands
+
+// Eighths of the dim along which ranks of tp hold parts differ in size, so that ranks differ in
+// what is greatest on them, and neither the first nor the last of four has the greatest of all.
+// Where a product sums over that dim its factors are greatest in different eighths, and every rank
+// counts.
+std::function<double(int64_t)> sizes(const Case& c, const Operand& o, Of of) {
+  if (!expanded_dims(c, o, /*cotangent=*/of == Of::g).empty()) return [](int64_t) { return 1.0; };
+  const int64_t columns = columns_of(c, of), spread = c.at("spread"), peak = of == Of::w ? 2 : 5;
+  const bool by_columns = dim_of_shards(c, of).value_or(0) == 1;
+  const int64_t extent = by_columns ? columns : rows_of(c, of);
+  return [=](int64_t index) {
+    const int64_t at = by_columns ? index % columns : index / columns;
+    const int64_t away = std::min<int64_t>(3, std::abs(at * 8 / extent - peak));
+    return std::ldexp(1, -int(spread * away));
+  };
+}
+
+std::vector<Operand> operands(const Case& c) {
+  const auto shape_x = token_shape(c, c.at("in")), shape_y = token_shape(c, c.at("out"));
+  const Placement tokens = c.on("sp") ? S(0) : I();
+  Operand x{"x",  Operand::input, shape_x, tokens_on(is_row(c) ? S(last(shape_x)) : tokens),
+            true, last(shape_x)},
+      w{"w",
+        Operand::parameter,
+        {c.at("out"), c.at("in")},
+        parameter_on(S(is_row(c) ? 1 : 0)),
+        true,
+        0},
+      y{"y", Operand::output, shape_y, tokens_on(is_row(c) ? tokens : S(last(shape_y))), true, 0};
+  x.factor = sizes(c, x, Of::x), w.factor = sizes(c, w, Of::w), y.factor = sizes(c, y, Of::g);
+  if (!c.on("bias")) return {x, w, y};
+  return {x, w, {"b", Operand::parameter, {c.at("out")}, parameter_on(is_row(c) ? I() : S(0))}, y};
+}
+
+// ---- Scales
+
+reference::Quantiser quantiser(const Case& c, Of of) {
+  const bool wide = of == Of::g && c.text("grad_format") == "e5m2";
+  return {wide ? reference::EightBitFormat::e5m2() : reference::EightBitFormat::e4m3(),
+          c.text("scaling") == "pow2",
+          precision_of(c, Declared{}).u_acc + unit_roundoff(DType::f64)};
+}
+
+// Which scale an element has. One of a tensor: tokens of other ranks of dp and cp have their own,
+// unless over=all; amax=shard: shards of tp, too.
+int64_t scale_of_tensor(const Case& c, Of of, int64_t row, int64_t column) {
+  const int64_t ranks = int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp), p = c.ranks(Axis::tp);
+  const bool own_tokens = of != Of::w && c.text("over") == "tp";
+  const int64_t share = own_tokens ? row * ranks / rows_of(c, of) : 0;
+  const auto dim = dim_of_shards(c, of);
+  if (c.text("amax") == "tensor" || !dim) return share;
+  return share * p + (*dim == 0 ? row * p / rows_of(c, of) : column * p / columns_of(c, of));
+}
+// Of a block: so many elements, one behind the other, of what a product sums; across: over rows.
+int64_t scale_of_block(const Case& c, Of of, bool across, int64_t row, int64_t column) {
+  const int64_t block = c.at("block");
+  return across ? column * rows_of(c, of) / block + row / block
+                : row * columns_of(c, of) / block + column / block;
+}
+
+Uncertain quantised(const Case& c, Of of, bool across, const Values& x) {
+  const int64_t columns = columns_of(c, of);
+  std::vector<int64_t> scale(x.size());
+  for (int64_t i = 0; i < int64_t(x.size()); ++i)
+    scale[size_t(i)] = one_scale(c) ? scale_of_tensor(c, of, i / columns, i % columns)
+                                    : scale_of_block(c, of, across, i / columns, i % columns);
+  return reference::quantised_by_group(quantiser(c, of), x, scale);
+}
+// As a product reads it that sums over the rows: the transpose.
+Uncertain quantised_across(const Case& c, Of of, const Values& x) {
+  return reference::turned(quantised(c, of, /*across=*/true, x), rows_of(c, of));
+}
+Uncertain factor_of_weight_gradient(const Case& c, Of of, const Values& x) {
+  if (!is_high(c)) return quantised_across(c, of, x);
+  return reference::turned(reference::certain(x), rows_of(c, of));
+}
+
+// ---- Products
+
+// `ranks` parts of the result travel.
+Whole product_of(const Case& c, const reference::LinearShape& s, std::vector<int64_t> shape,
+                 const Uncertain& a, const Uncertain& b, const Values& bias, int64_t ranks,
+                 std::vector<Gauge>* gauges) {
+  if (gauges) {
+    const Precision p = precision_of(c, Declared{});
+    const auto r = replicated::rounding_of(c, p, ranks);
+    gauges->push_back(
+        replicated::gauge_of(reference::reduced(reference::linear_loss(s, a, b, bias, r), r), p));
+  }
+  return whole(std::move(shape), reference::linear(s, a.value, b.value, bias));
+}
+
+std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+  const int64_t in_ = c.at("in"), out = c.at("out");
+  if (gauges) gauges->clear();
+  return listed(product_of(
+      c, {c.at("tokens"), in_, out}, token_shape(c, out), quantised(c, Of::x, false, in[0].value),
+      quantised(c, Of::w, false, in[1].value), in.size() > 2 ? in[2].value : Values{},
+      is_row(c) ? c.ranks(Axis::tp) : 1, gauges));
+}
+
+Whole bias_gradient(const Case& c, const Whole& b, const Whole& g, std::vector<Gauge>* gauges) {
+  const Local l(c);
+  const auto sum = [&](auto size) { return sum_of_stack({{}, size(g.value)}, c.at("out")); };
+  const bool in_parts = is_row(c) && parts_of_tokens(c);
+  if (gauges)
+    gauges->push_back(gauge(sum(reference::absolute), sum(reference::squared),
+                            in_parts ? l.tokens / l.p : l.tokens, in_parts ? l.p : 1));
+  return whole(b.shape, sum([](const Values& v) { return v; }));
+}
+
+std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
+                            std::vector<Gauge>* gauges) {
+  const int64_t T = c.at("tokens"), in_ = c.at("in"), out = c.at("out");
+  const Values &x = in[0].value, &w = in[1].value, &g = cot[0].value;
+  if (gauges) gauges->clear();
+  auto gradients = listed(product_of(c, {T, out, in_}, in[0].shape, quantised(c, Of::g, false, g),
+                                     quantised_across(c, Of::w, w), {},
+                                     is_row(c) ? 1 : c.ranks(Axis::tp), gauges));
+  gradients.push_back(product_of(c, {out, T, in_}, in[1].shape,
+                                 factor_of_weight_gradient(c, Of::g, g),
+                                 factor_of_weight_gradient(c, Of::x, x), {}, 1, gauges));
+  if (in.size() > 2) gradients.push_back(bias_gradient(c, in[2], cot[0], gauges));
+  return gradients;
+}
+
+// Products of integers, each of them rounded up to 9/8 of its size at most, and smaller by 2^(3
+// spread) at most: sums of so many units.
+std::optional<int64_t> integer_range(const Case& c) {
+  if (c.text("scaling") != "pow2") return std::nullopt;
+  const int64_t terms =
+      std::max({c.at("in") + 1, c.at("out"), c.at("tokens") * c.at("microbatches")});
+  return range_of_products(c, (terms + terms / 3) << (6 * c.at("spread")));
+}
+
+// ---- Traffic
+
+std::vector<Axis> axes_of_amax(const Case& c, Of of) {
+  const bool shards = dim_of_shards(c, of) && c.text("amax") == "tensor",
+             whole_already = of == Of::g && is_high(c) && is_row(c);
+  std::vector<Axis> axes;
+  if (shards || (is_gathered(c, of) && !whole_already)) axes.push_back(Axis::tp);
+  if (of != Of::w && c.text("over") == "all") axes.insert(axes.end(), {Axis::cp, Axis::dp});
+  std::erase_if(axes, [&](Axis a) { return c.ranks(a) == 1; });
+  return axes;
+}
+
+class Calls {
+ public:
+  explicit Calls(const Case& c) : c_(c), l_(c) {}
+  std::vector<Traffic> due;
+
+  void amax(Of of, bool back) {
+    const auto axes = axes_of_amax(c_, of);
+    if (one_scale(c_) && !axes.empty())
+      due.push_back(
+          {Op::all_reduce, Reduce::max, reading::label(axes), back, 1, accumulation_of(c_)});
+  }
+  // Codes of the own tokens, four in a word, and their scales.
+  void codes(Of of, bool back) {
+    if (!gathers_codes(c_, of)) return;
+    const int64_t n = l_.tokens / l_.p * columns_of(c_, of);
+    due.push_back(call(Op::all_gather, back, (n + 3) / 4, DType::i32));
+    if (!one_scale(c_))
+      due.push_back(call(Op::all_gather, back, n / c_.at("block"), accumulation_of(c_)));
+  }
+  void as_it_is(Of of) {
+    if (is_gathered(c_, of))
+      due.push_back(call(Op::all_gather, true, l_.tokens / l_.p * columns_of(c_, of), c_.dtype()));
+  }
+  void sum(bool back, int64_t columns) {
+    if (l_.p > 1)
+      due.push_back(call(l_.sp ? Op::reduce_scatter : Op::all_reduce, back, l_.tokens * columns,
+                         wire_of(c_)));
+  }
+  void bias() {
+    if (parts_of_tokens(c_) && is_row(c_) && c_.on("bias"))
+      due.push_back(call(Op::all_reduce, true, c_.at("out"), wire_of(c_)));
+  }
+
+ private:
+  const Case& c_;
+  Local l_;
+};
+
+std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
+  Calls calls(c);
+  calls.amax(Of::x, false), calls.amax(Of::w, false);
+  calls.codes(Of::x, false);
+  if (is_row(c)) calls.sum(false, c.at("out"));
+  if (is_high(c)) calls.as_it_is(Of::g);
+  calls.amax(Of::g, true);
+  calls.codes(Of::g, true);
+  if (!one_scale(c)) calls.codes(Of::g, true);  // those of the transpose
+  is_high(c) ? calls.as_it_is(Of::x) : calls.codes(Of::x, true);
+  calls.bias();
+  if (!is_row(c)) calls.sum(true, c.at("in"));
+  return calls.due;
+}
+
+std::vector<Gemm> gemms(const Case& c, int) {
+  const Local l(c);
+  const int64_t in = c.at("in") / (is_row(c) ? l.p : 1), out = c.at("out") / (is_row(c) ? 1 : l.p);
+  return {{"Y = q(X) q(W)^T", false, l.tokens, out, in},
+          {is_high(c) ? "dW = dY^T X" : "dW = q(dY)^T q(X)", true, out, in, l.tokens},
+          {"dX = q(dY) q(W)", true, l.tokens, in, out}};
+}
+
+// ---- Keys and cases
+
+Key choice(const char* name, std::vector<std::string> choices, const char* help) {
+  Key k{name, choices[0], help};
+  k.choices = std::move(choices);
+  return k;
+}
+
+Key extent_of(const char* name, bool (*long_one)(const Case&), const char* help) {
+  Key k = extent(name, "", 1, help);
+  k.derive = [=](const Case& c) { return std::string(long_one(c) ? "48" : "10"); };
+  return k;
+}
+
+Key up_to(Key k, int64_t high) {
+  k.high = high;
+  return k;
+}
+
+std::vector<Key> keys() {
+  std::vector<Key> list = token_keys();
+  const std::vector<Key> own{
+      choice("parallel", {"column", "row"}, "how tp cuts w: column, its rows; row, its columns"),
+      extent_of("in", is_row, "columns of w; left out: 10, or 48 under parallel=row"),
+      extent_of(
+          "out", [](const Case& c) { return !is_row(c); },
+          "rows of w; left out: 48, or 10 under parallel=row"),
+      toggle("bias", "on", "add b"),
+      toggle("sp", "off", "sequence parallel: tokens are cut over tp outside the linear"),
+      choice("scaling", {"exact", "pow2"}, "greatest / amax, or the power of two at or below it"),
+      choice("amax", {"tensor", "shard"},
+             "of the whole tensor that tp cuts; shard: of the own part, unless it is gathered"),
+      choice("over", {"tp", "all"},
+             "ranks that share a scale of x and of its gradient; all: cp, dp"),
+      choice("grad_format", {"e5m2", "e4m3"}, "in which the gradient of y is rounded"),
+      choice("wgrad", {"low", "high"}, "factors of dW: in 8 bits, or as they came"),
+      up_to(extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all"),
+            64),
+      up_to(extent("spread", "1", 0, "binary orders between the sizes of neighbouring eighths"), 4),
+      microbatches_key()};
+  list.insert(list.end(), own.begin(), own.end());
+  return list;
+}
+
+std::vector<std::string> cases(const std::string& tier) {
+  const std::vector<std::string> both{"quantised_linear", "quantised_linear parallel=row"};
+  const auto smoke = together({crossed(both, {"tp=2 sp=on"})});
+  if (tier == "smoke") return smoke;
+  return smoke;
+}
+
+Contract quantised_linear() {
+  Contract c;
+  c.name = "quantised_linear";
+  c.family = "quantised";
+  c.summary = "Y = X W^T + b, forward and backward, of factors in 8-bit floating point";
+  c.keys = keys();
+  c.precondition = primitives::refused_quantised_linear;
+  c.operands = operands;
+  c.forward = forward;
+  c.backward = backward;
+  c.traffic = traffic;
+  c.integer_range = integer_range;
+  c.cases = cases;
+  c.gemms = gemms;
+  c.stiff = [](const Case&) { return true; };  // constant between the boundaries of codes
+  c.illegal = {"quantised_linear tp=4 out=10"};
+  c.witnesses = {"quantised_linear tp=2 sp=on", "quantised_linear tp=3 parallel=row",
+                 "quantised_linear tp=4 sp=on parallel=row",
+                 "quantised_linear tp=2 dp=2 sp=on over=all"};
+  return c;
+}
+
+}  // namespace
+
+void family_quantised_linear(Registry& r) {
+  r.add(quantised_linear());
+  add_ours<primitives::QuantisedLinear>(r, "quantised_linear");
+}
+
+}  // namespace shardproof
