@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "primitives/gemm.hpp"
 #include "primitives/line.hpp"
 
 namespace shardproof::primitives {
@@ -106,12 +105,12 @@ void QuantisedLinear::scales_of(const Recipe& r, Of, const View& amax, const Vie
   scales_from(r, amax, scales);
 }
 
-void QuantisedLinear::quantise(const Recipe& r, Of, const View& x, const View& scales,
+void QuantisedLinear::quantise(Rank&, const Recipe& r, Of, const View& x, const View& scales,
                                const View& words) {
   codes_from(r, x, scales, words);
 }
 
-void QuantisedLinear::dequantise(const Recipe& r, Of, const View& words, const View& scales,
+void QuantisedLinear::dequantise(Rank&, const Recipe& r, Of, const View& words, const View& scales,
                                  const View& y) {
   values_from(r, words, scales, y.elements(), y);
 }
@@ -129,7 +128,7 @@ QuantisedLinear::Codes QuantisedLinear::codes(Rank& rank, Of of, const View& x, 
   const View amax = amax_of(rank, r, of, read);
   Codes c{Kept(DType::i32, {words_of(x.elements())}), Kept(r.type, amax.shape), x.shape, turned};
   scales_of(r, of, amax, c.scales.view());
-  quantise(r, of, read, c.scales.view(), c.words.view());
+  quantise(rank, r, of, read, c.scales.view(), c.words.view());
   return c;
 }
 
@@ -157,18 +156,27 @@ View QuantisedLinear::values(Parallel& p, Of of, const Codes& c) {
   const View y = p.workspace(p.accumulate, with_extent(c.shape, 0, ranks * rows));
   for (int64_t i = 0; i < ranks; ++i) {
     const View block = y.narrow(0, i * rows, rows);
-    dequantise(r, of, words.narrow(0, i * own_words, own_words),
+    dequantise(p.rank, r, of, words.narrow(0, i * own_words, own_words),
                r.one_scale() ? scales : scales.narrow(0, i * own_scales, own_scales),
                c.turned ? turned_view(block) : block);
   }
   return y;
 }
 
+void QuantisedLinear::multiply(Parallel& p, const Factor& a, const Factor& b, const View& c,
+                               const View& bias) {
+  gemm(a, b, c, p.accumulate, &bias);
+}
+
 void QuantisedLinear::output(Parallel& p, const View& x, const View& w, const View& b,
                              const View& y) {
-  if (!is_row(p.rank.line())) return gemm(plain(x), turned(w), y, p.accumulate, &b);
+  if (!is_row(p.rank.line())) return multiply(p, plain(x), turned(w), y, b);
   const View z = p.workspace(p.partial(), with_extent(x.shape, last(x), w.shape[0]));
-  gemm(plain(x), turned(w), z, p.accumulate);
+  multiply(p, plain(x), turned(w), z);
+  reduce_output(p, z, b, y);
+}
+
+void QuantisedLinear::reduce_output(Parallel& p, const View& z, const View& b, const View& y) {
   Row().reduce_and_add_bias(p, z, b, y);
 }
 
@@ -187,9 +195,9 @@ std::unique_ptr<Saved> QuantisedLinear::forward(Rank& rank, std::span<const View
 }
 
 void QuantisedLinear::input_gradient(Parallel& p, const View& g, const View& w, const View& dx) {
-  if (is_row(p.rank.line())) return gemm(plain(g), plain(w), dx, p.accumulate);
+  if (is_row(p.rank.line())) return multiply(p, plain(g), plain(w), dx);
   const View partial = p.workspace(p.partial(), with_extent(g.shape, last(g), w.shape[1]));
-  gemm(plain(g), plain(w), partial, p.accumulate);
+  multiply(p, plain(g), plain(w), partial);
   reduce_input_gradient(p, partial, dx);
 }
 
@@ -198,7 +206,7 @@ void QuantisedLinear::reduce_input_gradient(Parallel& p, const View& partial, co
 }
 
 void QuantisedLinear::weight_gradient(Parallel& p, State& state, const View& g, const View& dw) {
-  gemm(turned(g), plain(weight_gradient_input(p, state)), dw, p.accumulate);
+  multiply(p, turned(g), plain(weight_gradient_input(p, state)), dw);
 }
 
 View QuantisedLinear::weight_gradient_input(Parallel& p, State& state) {

@@ -22,6 +22,7 @@
 #include <optional>
 #include <vector>
 
+#include "primitives/gemm.hpp"
 #include "primitives/linear.hpp"
 #include "primitives/recipe.hpp"
 
@@ -61,14 +62,19 @@ class QuantisedLinear : public Kernel {
   virtual void own_amax(const Recipe&, Of, const View& x, const View& amax);
   virtual void reduce_amax(Rank&, Of, const std::vector<Axis>&, const View& own, const View& all);
   virtual void scales_of(const Recipe&, Of, const View& amax, const View& scales);
-  virtual void quantise(const Recipe&, Of, const View& x, const View& scales, const View& words);
-  virtual void dequantise(const Recipe&, Of, const View& words, const View& scales, const View& y);
+  virtual void quantise(Rank&, const Recipe&, Of, const View& x, const View& scales,
+                        const View& words);
+  virtual void dequantise(Rank&, const Recipe&, Of, const View& words, const View& scales,
+                          const View& y);
   virtual void gather_codes(Rank&, Of, const View& own, const View& all);
   virtual void gather_scales(Rank&, Of, const View& own, const View& all);
   virtual Copies copies(Rank&, Of, const View& x);
   // Values of the own part, or of what is gathered.
   virtual View values(Parallel&, Of, const Codes&);
+  virtual void multiply(Parallel&, const Factor& a, const Factor& b, const View& c,
+                        const View& bias = {});
   virtual void output(Parallel&, const View& x, const View& w, const View& b, const View& y);
+  virtual void reduce_output(Parallel&, const View& z, const View& b, const View& y);
   virtual void input_gradient(Parallel&, const View& g, const View& w, const View& dx);
   virtual void reduce_input_gradient(Parallel&, const View& partial, const View& dx);
   virtual void weight_gradient(Parallel&, State&, const View& g, const View& dw);
