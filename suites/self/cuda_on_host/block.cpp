@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <cwchar>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -124,11 +125,13 @@ Shared shared_memory(const void* kernel) {
   return {static_cast<unsigned char*>(__tls_get_addr(&index)), segment.bytes};
 }
 
-// NaN in every floating type, signalling in double; far from any index.
+// NaN in every floating type, signalling in double; far from any index. Before each block all of
+// it, which holds the shared memory of every kernel: in the widest stores that there are.
 void poison(const Shared& shared) {
-  constexpr uint64_t nan = 0x7FF4'7FF4'7FF4'7FF4;
-  for (size_t i = 0; i < shared.bytes; i += 8)
-    std::memcpy(shared.memory + i, &nan, std::min<size_t>(8, shared.bytes - i));
+  constexpr wchar_t nan = 0x7FF4'7FF4;
+  const size_t words = shared.bytes / sizeof nan;
+  std::wmemset(reinterpret_cast<wchar_t*>(shared.memory), nan, words);
+  std::memcpy(shared.memory + words * sizeof nan, &nan, shared.bytes % sizeof nan);
 }
 
 // ---- Turns
