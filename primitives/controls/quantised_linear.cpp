@@ -165,6 +165,15 @@ struct OtherFormat final : Linear8 {
   }
 };
 
+// The option reaches the weight alone: the others keep exact scales.
+struct PowerOfTwoOfWeightAlone final : Linear8 {
+  Recipe recipe(const Case& line, Of o) const override {
+    Recipe r = Linear8::recipe(line, o);
+    r.power_of_two &= o == W;
+    return r;
+  }
+};
+
 // What is rounded for the other format's range; codes that are read as the other's.
 struct GradientScaledForOther final : Linear8 {
   void scales_of(const Recipe& r, Of o, const View& amax, const View& scales) override {
@@ -536,6 +545,9 @@ const controls::Row rows[] = {
      "vllm-project/vllm 50467, ROCm/TransformerEngine 485", "tp=2 tokens=8 sp=on", "scaling=exact"},
     {contract, "input_scale_rounded_up", twin<OtherScales<X, RoundedUp>>, "forward", "ledger",
      "ROCm/aiter 3212", "tp=2 tokens=8 sp=on scaling=pow2", "scaling=pow2"},
+    {contract, "power_of_two_of_weight_alone", twin<PowerOfTwoOfWeightAlone>, "forward,gradient",
+     "ledger", "Float8ColwiseParallel and Float8RowwiseParallel of torchao 0.18",
+     "tp=2 tokens=8 scaling=pow2", "scaling=pow2"},
     {contract, "gradient_scaled_for_e4m3", twin<GradientScaledForOther>, "gradient",
      "forward,ledger", "448 for E5M2", "tp=2 tokens=8 parallel=row spread=8",
      "elements that are 2^-23 of the greatest: others round alike"},
@@ -651,7 +663,8 @@ const controls::Row rows[] = {
      "forward,ledger", "wgrad=high of an input that was kept in 8 bits", "tp=2 tokens=8 wgrad=high",
      "an input that rounds"},
     {contract, "bias_gradient_of_codes", twin<BiasGradientOfCodes>, "gradient", "forward",
-     "NVIDIA/TransformerEngine 2007", "tp=2 tokens=8 amax=shard", "a gradient that rounds"},
+     "NVIDIA/TransformerEngine 2007, Float8ColwiseParallel of torchao 0.18",
+     "tp=2 tokens=8 amax=shard", "a gradient that rounds"},
     {contract, "bias_gradient_local", twin<BiasGradientLocal>, "gradient,replica,ledger", "forward",
      "a row bias under sp that nobody sums", "tp=2 tokens=8 parallel=row sp=on",
      "tokens that differ"},

@@ -52,6 +52,16 @@ TEST(ReferenceQuantisedLinear, GroupsHaveScalesOfTheirOwn) {
   EXPECT_EQ(r.error, Values(6, 0));
 }
 
+// At s = 448/3, no power of two, a value is off by three roundings; 1.044 is 155.9, well inside of
+// 152 to 168.
+TEST(ReferenceQuantisedLinear, ValuesAreOffByThreeRoundings) {
+  const Quantiser q{EightBitFormat::e4m3(), false, 0x1p-24};
+  const std::vector<int64_t> group{0, 0};
+  const Uncertain r = reference::quantised_by_group(q, Values{3, 1.044}, group);
+  EXPECT_DOUBLE_EQ(r.value[1], 160 / (448.0 / 3));
+  for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(r.error[i], 3 * 0x1p-24 * r.value[i], 0x1p-40) << i;
+}
+
 TEST(ReferenceQuantisedLinear, ATurnedMatrixIsItsTranspose) {
   EXPECT_EQ(reference::turned(Values{1, 2, 3, 4, 5, 6}, 2), (Values{1, 4, 2, 5, 3, 6}));
   EXPECT_EQ(reference::turned(Uncertain{{1, 2}, {3, 4}}, 2).error, (Values{3, 4}));
@@ -214,6 +224,10 @@ TEST(QuantisedLinear, WhatSharesAScale) {
   EXPECT_EQ(rounded("in=1 out=4 tp=2", ones, w)[2], by_most);
   EXPECT_EQ(rounded("in=1 out=4 tp=2 amax=shard", ones, w)[2], by_own);
   EXPECT_EQ(rounded("in=1 out=2 tp=2 sp=on amax=shard", x, {1, 1})[4], by_most);
+  // Shards of tp, of the tokens of each rank of dp.
+  EXPECT_EQ(rounded("in=2 out=1 tp=2 dp=2 parallel=row amax=shard",
+                    {1.1, 0, 3.5, 0, 1.1, 0, 2.5, 0}, {1, 1})[2],
+            by_own);
   // Columns of X and of W under parallel=row: token 0 sums 1.1 + 3.5 + 1.1 + 2.5.
   const Values four{1.1, 3.5, 1.1, 2.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(rounded("in=4 out=1 tp=2 parallel=row", four, ones)[0], by_most + 3.5 + by_most + 2.5);
