@@ -26,6 +26,8 @@ View gathered_as_it_is(Parallel& p, const View& own) {
   return whole;
 }
 
+bool in_squares(const Case& line) { return line.text("weight_block") == "square"; }
+
 // The last dim first.
 View turned_view(View v) {
   std::rotate(v.shape.begin(), v.shape.end() - 1, v.shape.end());
@@ -33,9 +35,19 @@ View turned_view(View v) {
   return v;
 }
 
+// Squares of a matrix one behind the other.
+View squares_view(View v, int64_t side) {
+  const int64_t rows = v.shape[0], columns = v.shape[1], down = v.strides[0], along = v.strides[1];
+  v.shape = {rows / side, columns / side, side, side};
+  v.strides = {side * down, side * along, down, along};
+  return v;
+}
+
 Refusal blocks(const Case& line) {
   const int64_t block = line.at("block"), p = line.ranks(Axis::tp);
-  if (block == 0) return {};
+  if (block == 0)
+    return when(in_squares(line), "block with weight_block=square", "block=0",
+                "say how long a side is");
   const int64_t tokens = line.at("tokens") / (int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp)),
                 own = tokens / (line.on("sp") ? p : 1);
   const auto cut = [&](const char* what, int64_t extent) {
@@ -63,7 +75,9 @@ std::optional<Rejected> refused_quantised_linear(const Case& line) {
 }
 
 Recipe QuantisedLinear::recipe(const Case& line, Of of) const {
-  return {line, of == Of::g ? format_of(line, "grad_format") : e4m3};
+  Recipe r(line, of == Of::g ? format_of(line, "grad_format") : e4m3);
+  if (of == Of::w && in_squares(line)) r.block *= r.block;
+  return r;
 }
 
 // With wgrad=high a row linear needs G as it came, and gathers that alone.
@@ -122,9 +136,15 @@ void QuantisedLinear::gather_scales(Rank& rank, Of, const View& own, const View&
   all_gather(rank, rank.along(Axis::tp), own, all, 0);
 }
 
+// The order in which groups of elements that share a scale follow one another.
+View QuantisedLinear::in_order(const Case& line, Of of, const View& x, bool turned) const {
+  if (of == Of::w && in_squares(line)) return squares_view(x, line.at("block"));
+  return turned ? turned_view(x) : x;
+}
+
 QuantisedLinear::Codes QuantisedLinear::codes(Rank& rank, Of of, const View& x, bool turned) {
   const Recipe r = recipe(rank.line(), of);
-  const View read = turned ? turned_view(x) : x;
+  const View read = in_order(rank.line(), of, x, turned);
   const View amax = amax_of(rank, r, of, read);
   Codes c{Kept(DType::i32, {words_of(x.elements())}), Kept(r.type, amax.shape), x.shape, turned};
   scales_of(r, of, amax, c.scales.view());
@@ -132,10 +152,11 @@ QuantisedLinear::Codes QuantisedLinear::codes(Rank& rank, Of of, const View& x, 
   return c;
 }
 
-// Under wgrad=high the second copy of X and G has no reader.
+// Under wgrad=high the second copy of X and G has no reader; squares of W are those of its
+// transpose.
 QuantisedLinear::Copies QuantisedLinear::copies(Rank& rank, Of of, const View& x) {
   Copies c{codes(rank, of, x, false), {}};
-  const bool read = of == Of::w || !high(rank.line());
+  const bool read = of == Of::w ? !in_squares(rank.line()) : !high(rank.line());
   if (!recipe(rank.line(), of).one_scale() && read) c.across = codes(rank, of, x, true);
   return c;
 }
@@ -158,7 +179,7 @@ View QuantisedLinear::values(Parallel& p, Of of, const Codes& c) {
     const View block = y.narrow(0, i * rows, rows);
     dequantise(p.rank, r, of, words.narrow(0, i * own_words, own_words),
                r.one_scale() ? scales : scales.narrow(0, i * own_scales, own_scales),
-               c.turned ? turned_view(block) : block);
+               in_order(p.rank.line(), of, block, c.turned));
   }
   return y;
 }

@@ -13,7 +13,8 @@
 //             gathered
 //   block=B   B elements that a product sums share a scale; nothing is reduced, scales are
 //   gathered.
-//             A product that sums over the other dim reads other codes, those of the transpose
+//             A product that sums over the other dim reads other codes, those of the transpose.
+//             weight_block=square: B x B elements of W share one, and both products read one copy
 //
 // Codes are dequantised to the accumulation type and multiplied there; sums between ranks travel in
 // the wire type. The steps are virtual so that a variant replaces one of them.
@@ -58,6 +59,7 @@ class QuantisedLinear : public Kernel {
   virtual Recipe recipe(const Case&, Of) const;
   // Whether ranks of tp have parts of it by tokens, which they gather in codes.
   virtual bool gathered(const Case&, Of) const;
+  virtual View in_order(const Case&, Of, const View& x, bool turned) const;
   virtual std::vector<Axis> reduced_over(const Case&, Of) const;
   virtual void own_amax(const Recipe&, Of, const View& x, const View& amax);
   virtual void reduce_amax(Rank&, Of, const std::vector<Axis>&, const View& own, const View& all);

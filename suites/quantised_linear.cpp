@@ -103,9 +103,12 @@ int64_t scale_of_tensor(const Case& c, Of of, int64_t row, int64_t column) {
   if (c.text("amax") == "tensor" || !dim) return share;
   return share * p + (*dim == 0 ? row * p / rows_of(c, of) : column * p / columns_of(c, of));
 }
-// Of a block: so many elements, one behind the other, of what a product sums; across: over rows.
+// Of a block: so many elements, one behind the other, of what a product sums; across: over rows. Or
+// a square of W, whatever is summed.
 int64_t scale_of_block(const Case& c, Of of, bool across, int64_t row, int64_t column) {
   const int64_t block = c.at("block");
+  if (of == Of::w && c.text("weight_block") == "square")
+    return row / block * (columns_of(c, of) / block) + column / block;
   return across ? column * rows_of(c, of) / block + row / block
                 : row * columns_of(c, of) / block + column / block;
 }
@@ -296,6 +299,8 @@ std::vector<Key> keys() {
       choice("wgrad", {"low", "high"}, "factors of dW: in 8 bits, or as they came"),
       up_to(extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all"),
             64),
+      choice("weight_block", {"row", "square"},
+             "of w: elements of a row, and of a column for dX; or as many rows of them"),
       up_to(extent("spread", "1", 0, "binary orders between the sizes of neighbouring eighths"), 8),
       microbatches_key()};
   list.insert(list.end(), own.begin(), own.end());
@@ -338,6 +343,9 @@ std::vector<std::string> cases(const std::string& tier) {
         "quantised_linear tp=4 amax=shard bias=off",
         "quantised_linear tp=2 parallel=row scaling=pow2 fill=integers spread=0 dtype=bf16",
         "quantised_linear tp=3 block=2 sp=on out=12 strides=transposed",
+        "quantised_linear tp=4 sp=on block=2 weight_block=square dtype=f32",
+        "quantised_linear tp=2 parallel=row block=2 weight_block=square strides=transposed",
+        "quantised_linear tp=2 sp=on block=2 weight_block=square scaling=pow2 fill=integers",
         "quantised_linear tp=2 acc=f64 dtype=bf16 seed=2",
         "quantised_linear tp=2 fill=large dtype=f32",
         "quantised_linear tp=2 scaling=pow2 fill=integers microbatches=2"}});
@@ -376,6 +384,7 @@ Contract quantised_linear() {
                "quantised_linear tp=2 pp=2",
                "quantised_linear tp=2 block=2 over=all",
                "quantised_linear tp=2 block=2 amax=shard",
+               "quantised_linear tp=2 weight_block=square",
                "quantised_linear tp=4 block=8",
                "quantised_linear tp=2 block=3 out=12 in=10",
                "quantised_linear tp=2 block=4 sp=on tokens=12 in=8 out=16"};

@@ -341,6 +341,31 @@ struct CopiesExchanged final : Linear8 {
   }
 };
 
+// Squares of W whose scales are read in the order of the transpose.
+struct SquaresTransposed final : Linear8 {
+  void dequantise(Rank& rank, const Recipe& r, Of o, const View& words, const View& scales,
+                  const View& y) override {
+    if (o != W || !backward_) return Linear8::dequantise(rank, r, o, words, scales, y);
+    const Doubles given = to_doubles(scales);
+    const size_t rows = size_t(y.shape[0]), columns = size_t(y.shape[1]);
+    Doubles turned;
+    for (size_t i = 0; i < given.size(); ++i)
+      turned.push_back(given[i % rows * columns + i / rows]);
+    const View other = rank.workspace(scales.dtype, scales.shape);
+    fill_from(other, turned);
+    Linear8::dequantise(rank, r, o, words, other, y);
+  }
+};
+// A weight in blocks of rows, where nobody says that they are squares.
+struct SquaresAsRows final : Linear8 {
+  Recipe recipe(const Case& line, Of of) const override { return {line, of == G ? e5m2 : e4m3}; }
+  View in_order(const Case&, Of, const View& x, bool) const override { return x; }
+  Copies copies(Rank& rank, Of of, const View& x) override {
+    if (of != W) return Linear8::copies(rank, of, x);
+    return {codes(rank, of, x, false), {}};
+  }
+};
+
 // ---- Products
 
 // Each sum is kept in so many bits, cut off after every term.
@@ -633,6 +658,11 @@ const controls::Row rows[] = {
      "forward,ledger", "modelscope/mcore-bridge 125", "tp=2 tokens=8 block=2", "block above 0"},
     {contract, "input_copies_exchanged", twin<CopiesExchanged<X>>, "forward,gradient", "ledger",
      "blocks along the dim that is not summed", "tp=2 tokens=8 block=2", "block above 0"},
+    {contract, "squares_transposed", twin<SquaresTransposed>, "gradient", "forward,ledger",
+     "vllm-project/vllm 34824", "tp=2 tokens=8 block=2 weight_block=square", "squares that differ"},
+    {contract, "squares_as_rows", twin<SquaresAsRows>, "forward,gradient", "ledger",
+     "a block of a row for one of a square", "tp=2 tokens=8 block=2 weight_block=square",
+     "squares whose rows differ"},
     {contract, "block_scales_in_other_order", twin<ScalesReversed>, "forward,gradient", "ledger",
      "vllm-project/vllm 53242", "tp=2 tokens=8 sp=on block=2", "block above 0"},
 

@@ -261,6 +261,16 @@ TEST(QuantisedLinear, BlocksOfAWeightLieAlongItsRowsInTheBackward) {
   EXPECT_EQ(l.gradients[0].value, (Values{1.125 + 192 / 179.2, 2, 6, 2}));
 }
 
+// Squares of W: (1.1, 1; 3.5, 1) and (1.1, 2; 2.5, 1), s = 128 and 179.2, in both directions.
+TEST(QuantisedLinear, SquaresOfAWeightServeBothProducts) {
+  const std::vector<Whole> in{{{2, 2}, {1, 0, 0, 1}}, {{4, 2}, {1.1, 1, 3.5, 1, 1.1, 2, 2.5, 1}}};
+  const Linear l = linear("tokens=2 in=2 out=4 block=2 weight_block=square bias=off", in,
+                          {{2, 4}, {1, 0, 0, 0, 0, 0, 1, 1}});
+  const double small = 192 / 179.2, two = 352 / 179.2, one = 176 / 179.2;
+  EXPECT_EQ(l.y[0].value, (Values{1.125, 3.5, small, 2.5, 1, 1, two, one}));
+  EXPECT_EQ(l.gradients[0].value, (Values{1.125, 1, small + 2.5, two + one}));
+}
+
 // ---- Against torchao
 
 Values golden_values(const nlohmann::json& g, const char* part, const std::string& name) {
