@@ -31,6 +31,12 @@ Key toggle(const char* name, const char* fallback, const char* help) {
   return k;
 }
 
+Key choice(const char* name, std::vector<std::string> choices, const char* help) {
+  Key k{name, choices[0], help};
+  k.choices = std::move(choices);
+  return k;
+}
+
 Key share(const char* name, const char* fallback, const char* help) {
   Key k{name, fallback, help};
   k.valid = [](std::string_view text) {

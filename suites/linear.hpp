@@ -14,6 +14,8 @@ namespace shardproof::linears {
 
 Key extent(const char* name, const char* fallback, int64_t low, const char* help);
 Key toggle(const char* name, const char* fallback, const char* help);
+// One of these words, the first where none is given.
+Key choice(const char* name, std::vector<std::string> choices, const char* help);
 Key share(const char* name, const char* fallback, const char* help);  // in [0, 1)
 Key positive(const char* name, const char* fallback, const char* help);
 std::vector<Key> token_keys();  // tokens seq batch

@@ -253,12 +253,6 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
   return due;
 }
 
-Key choice(const char* name, std::vector<std::string> choices, const char* help) {
-  Key k{name, choices[0], help};
-  k.choices = std::move(choices);
-  return k;
-}
-
 Key count(const char* name, const char* fallback, const char* help) {
   Key k = extent(name, fallback, 0, help);
   k.high = 64;

@@ -263,12 +263,6 @@ std::vector<Gemm> gemms(const Case& c, int) {
 
 // ---- Keys and cases
 
-Key choice(const char* name, std::vector<std::string> choices, const char* help) {
-  Key k{name, choices[0], help};
-  k.choices = std::move(choices);
-  return k;
-}
-
 Key extent_of(const char* name, bool (*long_one)(const Case&), const char* help) {
   Key k = extent(name, "", 1, help);
   k.derive = [=](const Case& c) { return std::string(long_one(c) ? "48" : "10"); };
@@ -385,9 +379,10 @@ Contract quantised_linear() {
                "quantised_linear tp=2 block=2 over=all",
                "quantised_linear tp=2 block=2 amax=shard",
                "quantised_linear tp=2 weight_block=square",
-               "quantised_linear tp=4 block=8",
-               "quantised_linear tp=2 block=3 out=12 in=10",
-               "quantised_linear tp=2 block=4 sp=on tokens=12 in=8 out=16"};
+               "quantised_linear tp=4 block=2 out=12",              // 3 columns of y on a rank
+               "quantised_linear tp=4 parallel=row block=2 in=12",  // 3 of x
+               "quantised_linear tp=4 sp=on block=4 in=8 out=16",   // 6 tokens
+               "quantised_linear tp=2 dp=2 block=8 in=8 out=16"};   // 12
   c.witnesses = {"quantised_linear tp=2 sp=on", "quantised_linear tp=3 parallel=row",
                  "quantised_linear tp=4 sp=on parallel=row block=2",
                  "quantised_linear tp=2 dp=2 sp=on"};
