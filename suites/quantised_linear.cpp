@@ -309,8 +309,8 @@ std::vector<std::string> at_ranks(const std::vector<std::string>& with) {
                  with);
 }
 
-// In bf16 an amax whose significand 7 divides puts numbers of five bits on ties of codes, where
-// either is right: seed=2 has none.
+// In bf16 x and amax have so few bits that x s may be a tie of codes, where either is right, on
+// many elements: on those of seed=2 it is not.
 std::vector<std::string> cases(const std::string& tier) {
   const std::vector<std::string> column{"quantised_linear tp=2", "quantised_linear tp=4"},
       row{"quantised_linear tp=2 parallel=row", "quantised_linear tp=4 parallel=row"};
