@@ -104,6 +104,17 @@ SHARDPROOF_HD inline float widened_f16(uint16_t bits) {
   return same_bits<float>(sign | wide << 23 | fraction << 13);
 }
 
+// As a factor: no product keeps the payload of a NaN, and a device has an instruction for the rest.
+SHARDPROOF_HD inline float factor_of_f16(uint16_t bits) {
+#if defined(__NVCC__) && defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+#else
+  return widened_f16(bits);
+#endif
+}
+
 // As `narrowed` rounds; a device has an instruction for it.
 template <Number half>
 SHARDPROOF_HD uint16_t rounded_half(float value) {

@@ -47,7 +47,7 @@ struct Halves {
   static constexpr Number number = half;
   SHARDPROOF_HD static Factor narrow(Sum value) { return rounded_half<half>(value); }
   SHARDPROOF_HD static Sum widen(Factor factor) {
-    return half == Number::bf16 ? widened_bf16(factor) : widened_f16(factor);
+    return half == Number::bf16 ? widened_bf16(factor) : factor_of_f16(factor);
   }
 };
 
@@ -152,11 +152,9 @@ SHARDPROOF_HD typename Math::Factor factor_at(const Tensor& from, int64_t place)
     return from.template load_from<typename Math::Factor>(place);
 }
 
-// A unit of factors that lie side by side, of the type of the factors or of halves.
 template <class Math>
-SHARDPROOF_HD Unit<typename Math::Factor> unit_at(const Tensor& from, int64_t place) {
+SHARDPROOF_HD Unit<typename Math::Factor> unit_of_halves(const Tensor& from, int64_t place) {
   using U = Unit<typename Math::Factor>;
-  if (from.number == Math::number) return read_element<U>(from.address(place));
   struct alignas(2 * U::length) Packed {
     uint16_t at[U::length];
   };
@@ -165,8 +163,19 @@ SHARDPROOF_HD Unit<typename Math::Factor> unit_at(const Tensor& from, int64_t pl
   SHARDPROOF_UNROLLED
   for (int e = 0; e < U::length; ++e)
     u.at[e] = typename Math::Factor(from.number == Number::bf16 ? widened_bf16(packed.at[e])
-                                                                : widened_f16(packed.at[e]));
+                                                                : factor_of_f16(packed.at[e]));
   return u;
+}
+
+// A unit of factors that lie side by side, of the type of the factors or, where these are wider, of
+// halves.
+template <class Math>
+SHARDPROOF_HD Unit<typename Math::Factor> unit_at(const Tensor& from, int64_t place) {
+  using U = Unit<typename Math::Factor>;
+  if constexpr (sizeof(typename Math::Factor) > 2) {
+    if (from.number != Math::number) return unit_of_halves<Math>(from, place);
+  }
+  return read_element<U>(from.address(place));
 }
 
 // The tile's rows from `first` on, of which `there` are, and columns from `column` on.

@@ -61,9 +61,18 @@ if(NOT SHARDPROOF_CUDA STREQUAL "OFF")
     shardproof_cuda_absent("no NCCL was found")
   else()
     enable_language(CUDA)
-    file(GLOB sources CONFIGURE_DEPENDS primitives/cuda/*.cpp primitives/cuda/*.cu)
-    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp oracle/cuda/digest.cu
-      oracle/cuda/divide.cu oracle/cuda/spin.cu oracle/cuda/word_sum.cu ${sources})
+    file(GLOB sources CONFIGURE_DEPENDS primitives/cuda/*.cpp)
+    file(GLOB kernels CONFIGURE_DEPENDS primitives/cuda/*.cu oracle/cuda/*.cu)
+    # CUB's headers are most of what a small file costs, for which nvcc parses them twice.
+    shardproof_units(kernels kernels
+      UNIT primitives/cuda/attention_key_gradient primitives/cuda/eight_bits primitives/cuda/optimizer
+           primitives/cuda/rotary_pairs
+      UNIT primitives/cuda/attention_query_gradient primitives/cuda/clip primitives/cuda/expert_rows
+           primitives/cuda/pointwise primitives/cuda/twins
+      UNIT primitives/cuda/attention_value_gradient primitives/cuda/gate primitives/cuda/norm_rows
+           primitives/cuda/token_loss primitives/cuda/vocab_shard
+      UNIT oracle/cuda/digest oracle/cuda/divide oracle/cuda/spin oracle/cuda/word_sum)
+    add_library(shardproof_cuda MODULE oracle/cuda/module.cpp ${sources} ${kernels})
     shardproof_cuda_architectures(shardproof_cuda architectures)
     set_target_properties(shardproof_cuda PROPERTIES PREFIX ""
       CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF CUDA_RUNTIME_LIBRARY Shared

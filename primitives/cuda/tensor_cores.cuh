@@ -132,13 +132,13 @@ class TensorSums {
   }
   template <class Weights, class Others>
   __device__ void add_terms(const Weights& weights, int at, const Others& other, Extent n) {
-    sums_.each([&](int row, int column, float& sum) {
 #pragma unroll 1
-      for (int k = 0; k < n.other; ++k) {
+    for (int k = 0; k < n.other; ++k)
+      sums_.each([&](int row, int column, float& sum) {
         const float weight = Math::widen(weights.at(row, at + k));
-        if (weight != 0) sum = std::fma(weight, Math::widen(other.at(k, column)), sum);
-      }
-    });
+        const float with = std::fma(weight, Math::widen(other.at(k, column)), sum);
+        sum = weight != 0 ? with : sum;  // no branch, so that a row's and a column's are read once
+      });
   }
 
   WarpSums<Math::number, Size::own / 32, Size::strip / 16> sums_;
