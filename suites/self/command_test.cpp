@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -746,24 +747,26 @@ TEST_F(Command, FilesThatCannotBeWrittenAreNoJudgement) {
 TEST_F(Command, AnInterruptedGateSaysSo) {
   Folder folder;
   const std::string report = folder / "report";
-  Ended ended =
-      start({"gate", "--tier", "nightly", "--report", report}, folder / "out", [&](pid_t child) {
-        // The folder appears just before the run begins.
-        for (int i = 0; i < 6000 && !fs::exists(report); ++i)
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        kill(child, SIGINT);
-      });
+  Ended ended = start({"gate", "linear", "--tier", "nightly", "--report", report}, folder / "out",
+                      [&](pid_t child) {
+                        // The folder appears just before the run begins.
+                        for (int i = 0; i < 6000 && !fs::exists(report); ++i)
+                          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                        kill(child, SIGINT);
+                      });
   EXPECT_EQ(ended.code, 130) << ended.err;
   EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
   EXPECT_TRUE(holds(text_of(folder / "out"), "the judge's own tests did not end"))
       << text_of(folder / "out");
 }
 
-bool has_children(pid_t process) {
+std::vector<pid_t> children_of(pid_t process) {
   const std::string id = std::to_string(process);
-  return !text_of("/proc/" + id + "/task/" + id + "/children").empty();
+  std::ifstream list("/proc/" + id + "/task/" + id + "/children");
+  return {std::istream_iterator<pid_t>(list), {}};
 }
+bool has_children(pid_t process) { return !children_of(process).empty(); }
 
 TEST_F(Command, AnInterruptedRunSaysSo) {
   Folder folder;
@@ -784,12 +787,12 @@ TEST_F(Command, AnInterruptedRunSaysSo) {
 // Before a command waits for its cases, and where it waits for none.
 TEST_F(Command, AnInterruptedPrepareSaysSo) {
   Folder folder;
-  const Ended ended =
-      start({"prepare", "--tier", "nightly", folder / "battery"}, folder / "out", [&](pid_t child) {
-        for (int i = 0; i < 60000 && !fs::exists(folder / "battery"); ++i)
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        kill(child, SIGTERM);
-      });
+  const Ended ended = start({"prepare", "linear", "--tier", "nightly", folder / "battery"},
+                            folder / "out", [&](pid_t child) {
+                              for (int i = 0; i < 60000 && !fs::exists(folder / "battery"); ++i)
+                                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              kill(child, SIGTERM);
+                            });
   EXPECT_EQ(ended.code, 130);
   EXPECT_EQ(ended.err, "shardproof: INTERRUPTED before its end: nothing was judged\n");
 }
@@ -804,7 +807,10 @@ TEST_F(Command, AGateThatIsKilledEndsItsJobs) {
   const Ended ended = start({"gate", "block", "--tier", "nightly", "--transport", "processes",
                              "--jobs", "2", "--report", report},
                             out, [&](pid_t child) {
-                              for (int i = 0; i < 6000 && !holds(text_of(out), "progress "); ++i)
+                              const auto judges = [&] {  // by ranks of its own
+                                return std::ranges::any_of(children_of(child), has_children);
+                              };
+                              for (int i = 0; i < 6000 && !judges(); ++i)
                                 std::this_thread::sleep_for(std::chrono::milliseconds(20));
                               asked = Clock::now();
                               kill(child, SIGTERM);
