@@ -30,6 +30,10 @@ struct Operand {
   // Parts of a tensor, or of its cotangent, that differ in size: what is drawn at an index of the
   // whole shape is multiplied by this, 0 or a power of two.
   std::function<double(int64_t index)> factor = nullptr;
+  // What is drawn passes this, and is rounded again: a decay is no normal number. Of an integer
+  // (fill=integers) it makes one.
+  std::function<double(double drawn, bool integer)> through = nullptr;
+  bool linear = true;  // false: results of a linear contract are not linear in it
 };
 // In which an operand, or its gradient, is stored: grad= says it of a parameter's gradient.
 DType stored_type(const Case&, const Operand&, bool gradient = false);

@@ -57,6 +57,8 @@ std::vector<double> values_at(const Drawing& d, std::span<const int64_t> indices
                      stream_of(o, d.cotangent), d.dtype, d.whole_shape, indices);
     if (o.magnitude && !d.cotangent)
       for (double& v : values) v = std::abs(v);
+    if (o.through && !d.cotangent)
+      for (double& v : values) v = round_to(o.through(v, d.feed.fill == Fill::integers), d.dtype);
     if (o.factor)
       for (size_t i = 0; i < values.size(); ++i)
         values[i] = round_to(values[i] * o.factor(indices[i]), d.dtype);

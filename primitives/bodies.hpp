@@ -8,6 +8,7 @@
 #include "primitives/norm_rows.hpp"
 #include "primitives/optimizer.hpp"
 #include "primitives/pointwise.hpp"
+#include "primitives/recurrences.hpp"
 #include "primitives/rotary_pairs.hpp"
 #include "primitives/token_loss.hpp"
 #include "primitives/vocab_shard.hpp"
@@ -26,6 +27,10 @@
 #define SHARDPROOF_ROTARY_BODIES(each) each(RotaryPairs)
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
+
+#define SHARDPROOF_RECURRENCE_BODIES(each)                                          \
+  each(ConvForward) each(ConvInput) each(ConvParameter) each(States) each(Adjoints) \
+      each(ChunkDecay) each(FoldStates) each(StateProduct) each(DecayGradient)
 
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \
@@ -50,6 +55,7 @@
   SHARDPROOF_EIGHT_BITS_BODIES(each)     \
   SHARDPROOF_ROTARY_BODIES(each)         \
   SHARDPROOF_LOSS_BODIES(each)           \
+  SHARDPROOF_RECURRENCE_BODIES(each)     \
   SHARDPROOF_VOCAB_BODIES(each)          \
   SHARDPROOF_EXPERT_BODIES(each)         \
   SHARDPROOF_ATTEND_BODIES(each)         \

@@ -28,7 +28,7 @@ constexpr int64_t largest_exhaustive = 64;  // elements of a typed space
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 bool is_paired(const Operand& o) {
-  return o.role != Operand::output && o.role != Operand::index && o.gradient;
+  return o.role != Operand::output && o.role != Operand::index && o.gradient && o.linear;
 }
 
 std::vector<int> paired_inputs(const Evidence& e) {

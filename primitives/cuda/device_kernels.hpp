@@ -6,6 +6,7 @@
 #include "oracle/device.hpp"
 #include "primitives/attention_blockwise.hpp"
 #include "primitives/block.hpp"
+#include "primitives/conv_context.hpp"
 #include "primitives/cuda/twins.hpp"
 #include "primitives/expert_alltoall.hpp"
 #include "primitives/expert_balance.hpp"
@@ -20,6 +21,7 @@
 #include "primitives/quantised_linear.hpp"
 #include "primitives/replicated_layers.hpp"
 #include "primitives/rotary_context.hpp"
+#include "primitives/scan_context.hpp"
 #include "primitives/sharded.hpp"
 #include "primitives/sharded_step.hpp"
 #include "primitives/vocab_cross_entropy.hpp"
@@ -114,6 +116,8 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"rotary_context", ours<primitives::RotaryContext>},
     DeviceKernel{"loss_packed", ours<primitives::LossPacked>},
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
+    DeviceKernel{"conv_context", ours<primitives::ConvContext>},
+    DeviceKernel{"scan_context", ours<primitives::ScanContext>},
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
     DeviceKernel{"vocab_log_softmax", ours<primitives::VocabLogSoftmax>},

@@ -1,0 +1,47 @@
+#include "primitives/recurrent_line.hpp"
+
+#include <algorithm>
+
+namespace shardproof::primitives {
+namespace {
+
+Refusal out_of_order(const Case& line) {
+  return when(line.text("layout") != "contiguous", "layout=contiguous", said(line, "layout"),
+              "a rank's state is that behind the tokens of the ranks before it: exchange the rows "
+              "first, as zigzag_exchange does");
+}
+
+}  // namespace
+
+std::vector<int64_t> tokens_before(const ContextLine& c, int r) {
+  std::vector<int64_t> list;
+  for (const Label& label : local_labels(
+           c, c.documents.empty() ? labels_of_sequence(c.rows, 0) : labels_of_documents(c), r))
+    list.push_back(label.sequence < 0 ? -1 : label.position);
+  return list;
+}
+
+std::optional<Rejected> refused_conv(const Case& line) {
+  if (Refusal r = refused_context(line)) return r;
+  if (Refusal r = first_refusal(out_of_order(line),
+                                undivided(line, "channels", line.ranks(Axis::tp), "tp")))
+    return r;
+  const ContextLine c(line);
+  return first_refusal(
+      countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), line.at("channels")}),
+      countable(line, {"channels", "width"}));
+}
+
+std::optional<Rejected> refused_scan(const Case& line) {
+  if (Refusal r = refused_context(line)) return r;
+  if (Refusal r =
+          first_refusal(out_of_order(line), undivided(line, "heads", line.ranks(Axis::tp), "tp")))
+    return r;
+  const ContextLine c(line);
+  const int64_t n = line.at("heads"), dk = line.at("head_dim"), dv = line.at("v_dim");
+  return first_refusal(
+      countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), n, std::max(dk, dv)}),
+      countable("the states of all ranks", {c.ranks, c.batch, n, dk + 1, dv}));
+}
+
+}  // namespace shardproof::primitives

@@ -1,0 +1,13 @@
+// What the primitives whose tokens depend on the tokens before them read from a case line.
+#pragma once
+#include "primitives/attention_line.hpp"
+
+namespace shardproof::primitives {
+
+// By token of rank r: how many tokens of its own document come before it, -1 where it is padding.
+std::vector<int64_t> tokens_before(const ContextLine&, int r);
+
+std::optional<Rejected> refused_conv(const Case&);
+std::optional<Rejected> refused_scan(const Case&);
+
+}  // namespace shardproof::primitives

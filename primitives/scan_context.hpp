@@ -1,0 +1,55 @@
+// Gated linear recurrence over the tokens of a sequence that is cut over cp in blocks, a state of
+// each head that crosses the ranks:
+//
+//   S_t = a_t S_(t-1) + k_t v_t^T,  o_t = S_t^T q_t,  S = 0 before the first token of a document
+//   q, k [rows/p, heads/tp, d_k]    v, o [.., heads/tp, d_v]    a [.., heads/tp]
+//
+// A rank makes of the state before its block A S + E, with A the product of its decays (nothing
+// goes through where a document begins) and E its last state from 0 on. All pairs (E, A) are
+// gathered, and each rank folds those before it. Backward the same from the right, with the
+// cotangents G of states and the decays that are there already:
+//
+//   G_t = a_(t+1) G_(t+1) + q_t g_t^T
+//   dq_t = S_t g_t   dk_t = G_t v_t   dv_t = G_t^T k_t   da_t = <G_t, S_(t-1)>
+//
+//   forward   one all-gather of d_k d_v + 1 numbers a head and sequence, in the type of
+//   accumulation backward  one of d_k d_v                                              or, where
+//   given, of wire=
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "primitives/recurrences.hpp"
+#include "primitives/recurrent_line.hpp"
+
+namespace shardproof::primitives {
+
+// What blocks hand to each other: [ranks, entries of their states] and [ranks, decays].
+struct Summaries {
+  View parts, decays;
+};
+
+class ScanContext : public Kernel {
+ public:
+  std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
+                                 std::span<const View> outputs) override;
+  void backward(Rank&, Saved&, std::span<const View> cotangents,
+                std::span<const View> gradients) override;
+
+ protected:
+  virtual std::vector<int64_t> reach(const ContextLine&, int r) const;
+  // By rank: 1 where a state goes through its block.
+  virtual std::vector<int64_t> passes(const ContextLine&) const;
+  // Ranks of which each takes in the one before: up to the block of rank r, and back to it.
+  virtual std::vector<int64_t> before(int r, int p) const;
+  virtual std::vector<int64_t> behind(int r, int p) const;
+  virtual void gather(Rank&, const View& own, const View& all, bool backward);
+  // The state that enters a block, or leaves it backward.
+  virtual void fold(Rank&, const Summaries&, const std::vector<int64_t>& chain, const View& state,
+                    bool backward);
+  // Decays of the own tokens, and those whose product the own block hands on.
+  virtual View decays(Rank&, const View& a) const;
+  virtual View decays_handed_on(Rank&, const View& a) const;
+};
+
+}  // namespace shardproof::primitives

@@ -1,0 +1,366 @@
+// What crosses ranks in the layers of hybrid models when their tokens are cut over cp: rows of the
+// neighbours in a short convolution, and the state of a linear recurrence.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "oracle/check.hpp"
+#include "oracle/registry.hpp"
+#include "primitives/conv_context.hpp"
+#include "primitives/scan_context.hpp"
+#include "reference/conv.hpp"
+#include "reference/scan.hpp"
+#include "suites/attention.hpp"
+#include "suites/linear.hpp"
+#include "suites/ours.hpp"
+#include "suites/reading.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace contexts;
+using linears::crossed;
+using linears::extent;
+using linears::gauge;
+using linears::listed;
+using linears::range_of_products;
+using linears::together;
+using linears::whole;
+
+std::vector<int64_t> sequences(const Case& c) {
+  std::vector<int64_t> list;
+  for (const PackedToken& t : labels_of(c, false)) list.push_back(t.document);
+  return list;
+}
+
+int64_t longest(const Case& c) {
+  std::map<int64_t, int64_t> lengths;
+  for (const PackedToken& t : labels_of(c, false))
+    if (t.document >= 0) ++lengths[t.document];
+  int64_t most = 1;
+  for (const auto& [sequence, length] : lengths) most = std::max(most, length);
+  return most;
+}
+
+// Heads, or channels, over tp.
+int dim_on_tp(const Case& c) { return c.at("seq") > 0 ? 2 : 1; }
+Layout on_tokens(const Case& c) { return tokens_on(c, S(dim_on_tp(c))); }
+
+int64_t own_rows(const Case& c) { return rows_of(c, false) / ranks(c); }
+int64_t own_batch(const Case& c) { return batch_of(c) / c.ranks(Axis::dp); }
+
+Traffic over_cp(Op op, bool backward, int64_t count, DType type, int hop = 0) {
+  return {op, op == Op::reduce_scatter ? Reduce::sum : Reduce::none, "cp", backward, count, type,
+          hop};
+}
+
+// ---- Convolution
+
+reference::Conv conv_of(const Case& c) { return {c.at("channels"), c.at("width")}; }
+
+std::vector<Operand> conv_operands(const Case& c) {
+  const auto shape = token_shape(c, false, {c.at("channels")});
+  const Layout copies{{Axis::dp, I()}, {Axis::cp, I()}, {Axis::tp, S(0)}};
+  return {{"x", Operand::input, shape, on_tokens(c), true, 0},
+          {"w", Operand::parameter, {c.at("channels"), c.at("width")}, copies},
+          {"b", Operand::parameter, {c.at("channels")}, copies},
+          {"y", Operand::output, shape, on_tokens(c)}};
+}
+
+// Blocks before a rank's own that it reads.
+int64_t blocks_read(const Case& c) {
+  const int64_t own = own_rows(c);
+  return std::min(ranks(c) - 1, (c.at("width") - 2 + own) / own);
+}
+
+std::vector<Whole> conv_forward(const Case& c, std::span<const Whole> in,
+                                std::vector<Gauge>* gauges) {
+  const auto of = sequences(c);
+  const auto sums = [&](auto size) {
+    return reference::conv(conv_of(c), of, size(in[0].value), size(in[1].value), size(in[2].value));
+  };
+  if (gauges)
+    *gauges = listed(gauge(sums(reference::absolute), sums(reference::squared),
+                           std::min(c.at("width"), longest(c)) + 1, 1));
+  return listed(whole(in[0].shape, sums([](const auto& v) { return v; })));
+}
+
+std::vector<Whole> conv_backward(const Case& c, std::span<const Whole> in,
+                                 std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+  const auto of = sequences(c);
+  const auto gradients = [&](auto size) {
+    return reference::conv_backward(conv_of(c), of, size(in[0].value), size(in[1].value),
+                                    size(cot[0].value));
+  };
+  auto d = gradients([](const auto& v) { return v; });
+  if (gauges) {
+    auto m = gradients(reference::absolute), s = gradients(reference::squared);
+    const int64_t own = own_rows(c) * own_batch(c), all = ranks(c) * c.ranks(Axis::dp);
+    *gauges = listed(gauge(std::move(m.x), std::move(s.x), c.at("width"), blocks_read(c) + 1),
+                     gauge(std::move(m.w), std::move(s.w), own, all),
+                     gauge(std::move(m.b), std::move(s.b), own, all));
+  }
+  return listed(whole(in[0].shape, std::move(d.x)), whole(in[1].shape, std::move(d.w)),
+                whole(in[2].shape, std::move(d.b)));
+}
+
+// Rows that a rank gives to the one `hop` blocks on (or back), or that the h-th block before is
+// read of: width - 1 in all.
+int64_t rows_over(const Case& c, int64_t hop) {
+  return std::min(own_rows(c), c.at("width") - 1 - (hop - 1) * own_rows(c));
+}
+
+std::vector<Traffic> conv_traffic(const Case& c, const std::string& plan, int rank) {
+  const int64_t p = ranks(c), r = c.mesh().coordinate(rank, Axis::cp),
+                channels = c.at("channels") / c.ranks(Axis::tp), row = channels * own_batch(c),
+                tail = p > 1 ? std::min(own_rows(c), c.at("width") - 1) * row : 0;
+  const DType wire = linears::wire_of(c);
+  std::vector<Traffic> due;
+  if (plan == "allgather" && tail > 0)
+    due = {over_cp(Op::all_gather, false, tail, c.dtype()),
+           over_cp(Op::reduce_scatter, true, tail * p, wire)};
+  if (plan.empty())
+    for (const bool backward : {false, true})
+      for (int64_t hop = 1; hop <= blocks_read(c); ++hop) {
+        const bool sends = backward ? r >= hop : r + hop < p;
+        due.push_back(over_cp(Op::shift, backward, sends ? rows_over(c, hop) * row : 0,
+                              backward ? wire : c.dtype(), int(backward ? -hop : hop)));
+      }
+  const auto axes = reading::summed_axes(c, false);
+  if (!axes.empty())
+    due.push_back({Op::all_reduce, Reduce::sum, reading::label(axes), true,
+                   channels * (c.at("width") + 1), wire});
+  return due;
+}
+
+std::vector<Key> conv_keys() {
+  std::vector<Key> keys = token_keys("48");
+  keys.push_back(extent("channels", "6", 1, "each of which is filtered by itself"));
+  Key width = extent("width", "4", 1, "tokens that an output sees, its own the last");
+  width.high = 1024;
+  keys.push_back(width);
+  keys.push_back(linears::microbatches_key());
+  return keys;
+}
+
+std::vector<std::string> conv_cases(const std::string& tier) {
+  const auto smoke =
+      crossed({"conv_context"}, {"cp=2 docs=7,1,8", "cp=4 tokens=24", "cp=4 tokens=8 channels=5",
+                                 "cp=2 dtype=bf16 fill=normal", "cp=2 tp=2 tokens=12"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"conv_context", "conv_context cp=2", "conv_context cp=3",
+                                       "conv_context cp=4", "conv_context cp=8"};
+  const auto ci = together(
+      {smoke,
+       crossed(ranks, {"", "docs=7,1,8", "dtype=f32 fill=normal docs=0,5,0,0,14"}),
+       crossed({"conv_context cp=4"},
+               {"width=1", "width=2 docs=9,7", "width=9 tokens=16", "tokens=8 docs=1,6,1",
+                "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal tokens=8",
+                "strides=transposed docs=9,7", "strides=expanded", "fill=cancelling dtype=f32",
+                "seq=8 batch=3", "microbatches=2 dtype=f32", "cu_seqlens=0,3,3,13"}),
+       crossed({"conv_context cp=2 dp=2 seq=8 batch=4", "conv_context cp=2 tp=2 order=cp,tp"},
+               {"", "dtype=f32 fill=normal", "microbatches=2"}),
+       {"conv_context cp=2 strides=expanded_inputs dtype=f32", "conv_context cp=3 fill=large",
+        "conv_context dp=2 seq=8 batch=4", "conv_context tp=3"}});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed(ranks, {"docs=1,2,3,4,5,6,7", "width=13 tokens=24 dtype=f32",
+                                       "width=7 docs=3,9,12 dtype=bf16 fill=normal",
+                                       "tokens=1536 dtype=f32 fill=normal"})});
+}
+
+Contract conv_context() {
+  Contract c;
+  c.name = "conv_context";
+  c.family = "recurrent";
+  c.summary = "causal depthwise convolution of tokens cut over cp, rows of neighbours exchanged";
+  c.linear = true;
+  c.keys = conv_keys();
+  c.precondition = primitives::refused_conv;
+  c.operands = conv_operands;
+  c.forward = conv_forward;
+  c.backward = conv_backward;
+  c.traffic = conv_traffic;
+  c.plans = {"allgather"};
+  c.integer_range = [](const Case& line) {
+    return range_of_products(line,
+                             std::max(rows_of(line, false) * batch_of(line), line.at("width") + 1));
+  };
+  c.cases = conv_cases;
+  c.sequences = sequences_of;
+  c.illegal = {"conv_context cp=2 layout=zigzag",
+               "conv_context cp=4 tokens=10",
+               "conv_context tp=4 channels=6",
+               "conv_context cp=2 seq=8 batch=3 tokens=20",
+               "conv_context dp=2",
+               "conv_context cp=2 docs=7,-1,8",
+               "conv_context cp=2 docs=7,1 tokens=9"};
+  c.witnesses = {"conv_context cp=2 docs=7,5 channels=2", "conv_context cp=3 tokens=12 channels=2",
+                 "conv_context cp=4 tokens=8 channels=2",
+                 "conv_context cp=2 dp=2 seq=8 batch=2 channels=2"};
+  return c;
+}
+
+// ---- Recurrence
+
+reference::Scan scan_of(const Case& c) { return {c.at("heads"), c.at("head_dim"), c.at("v_dim")}; }
+
+// A decay of (3/4, 1), so that a state reaches ranks behind the next; of integers their sign, so
+// that products are exact.
+double decay(double drawn, bool integer) {
+  if (integer) return drawn < 0 ? -1 : 1;
+  return 1 - 0.25 / (1 + std::exp(drawn));
+}
+
+std::vector<Operand> scan_operands(const Case& c) {
+  const int64_t n = c.at("heads"), dk = c.at("head_dim"), dv = c.at("v_dim");
+  Operand a{"a", Operand::input, token_shape(c, false, {n}), on_tokens(c)};
+  a.through = decay, a.linear = false;
+  return {{"q", Operand::input, token_shape(c, false, {n, dk}), on_tokens(c)},
+          {"k", Operand::input, token_shape(c, false, {n, dk}), on_tokens(c)},
+          {"v", Operand::input, token_shape(c, false, {n, dv}), on_tokens(c), true, 0},
+          std::move(a),
+          {"o", Operand::output, token_shape(c, false, {n, dv}), on_tokens(c)}};
+}
+
+Gauge scan_gauge(const Case& c, int64_t roundings, reference::Values magnitude) {
+  Gauge g = linears::gauge_of(linears::Relative(c).sum(roundings), std::move(magnitude));
+  g.terms = roundings;
+  return g;
+}
+
+std::vector<Whole> scan_forward(const Case& c, std::span<const Whole> in,
+                                std::vector<Gauge>* gauges) {
+  const auto of = sequences(c);
+  const auto sums = [&](auto size) {
+    return reference::scan(scan_of(c), of, size(in[0].value), size(in[1].value), size(in[2].value),
+                           size(in[3].value));
+  };
+  if (gauges)
+    *gauges = listed(scan_gauge(c, reference::scan_roundings(scan_of(c), longest(c), ranks(c)).o,
+                                sums(reference::absolute)));
+  return listed(whole(in[2].shape, sums([](const auto& v) { return v; })));
+}
+
+std::vector<Whole> scan_backward(const Case& c, std::span<const Whole> in,
+                                 std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+  const auto of = sequences(c);
+  const auto gradients = [&](auto size) {
+    return reference::scan_backward(scan_of(c), of, size(in[0].value), size(in[1].value),
+                                    size(in[2].value), size(in[3].value), size(cot[0].value));
+  };
+  auto d = gradients([](const auto& v) { return v; });
+  if (gauges) {
+    auto m = gradients(reference::absolute);
+    const auto n = reference::scan_roundings(scan_of(c), longest(c), ranks(c));
+    *gauges = listed(scan_gauge(c, n.q, std::move(m.q)), scan_gauge(c, n.k, std::move(m.k)),
+                     scan_gauge(c, n.v, std::move(m.v)), scan_gauge(c, n.a, std::move(m.a)));
+  }
+  return listed(whole(in[0].shape, std::move(d.q)), whole(in[1].shape, std::move(d.k)),
+                whole(in[2].shape, std::move(d.v)), whole(in[3].shape, std::move(d.a)));
+}
+
+// States of the own heads and sequences; in the ring a rank waits for the one before it, and at
+// tick t rank t (backward: p-1-t) hands on.
+std::vector<Traffic> scan_traffic(const Case& c, const std::string& plan, int rank) {
+  const int64_t p = ranks(c), r = c.mesh().coordinate(rank, Axis::cp),
+                decays = c.at("heads") / c.ranks(Axis::tp) * own_batch(c),
+                states = decays * c.at("head_dim") * c.at("v_dim");
+  const DType type = linears::accumulation_of(c);
+  std::vector<Traffic> due;
+  for (const bool backward : {false, true}) {
+    if (plan.empty() && p > 1)
+      due.push_back(over_cp(Op::all_gather, backward, states + (backward ? 0 : decays), type));
+    if (plan == "ring")
+      for (int64_t tick = 0; tick + 1 < p; ++tick)
+        due.push_back(over_cp(Op::shift, backward, tick == (backward ? p - 1 - r : r) ? states : 0,
+                              type, backward ? -1 : 1));
+  }
+  return due;
+}
+
+// Sums of so many products in o and dv, dq and dk; of four factors in da, whose token has some
+// tokens before it and the rest behind.
+std::optional<int64_t> scan_range(const Case& c) {
+  const int64_t length = longest(c), dk = c.at("head_dim"), dv = c.at("v_dim");
+  const auto three = range_of_products(c, length * std::max(dk, dv), 3),
+             four = range_of_products(c, length * length / 4 * dk * dv + 1, 4);
+  return three && four ? std::optional(std::min(*three, *four)) : std::nullopt;
+}
+
+std::vector<Key> scan_keys() {
+  std::vector<Key> keys = token_keys("48");
+  keys.push_back(extent("heads", "6", 1, "each of which has a state"));
+  keys.push_back(extent("head_dim", "3", 1, "features of q and k, rows of a state"));
+  keys.push_back(extent("v_dim", "2", 1, "features of v and o, columns of a state"));
+  return keys;
+}
+
+std::vector<std::string> scan_cases(const std::string& tier) {
+  const auto smoke = crossed(
+      {"scan_context"}, {"cp=2 docs=7,1,8 heads=4", "cp=4 tokens=16 heads=4",
+                         "cp=4 tokens=16 docs=6,9,1 heads=3 fill=normal", "cp=2 tp=2 tokens=12",
+                         "cp=2 dtype=bf16 fill=normal tokens=24 heads=4"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"scan_context", "scan_context cp=2", "scan_context cp=3",
+                                       "scan_context cp=4", "scan_context cp=8"};
+  const auto ci = together(
+      {smoke,
+       crossed(ranks,
+               {"tokens=24", "docs=7,1,8 fill=normal", "dtype=f32 fill=normal docs=0,5,0,0,14"}),
+       crossed({"scan_context cp=4 tokens=24 heads=3"},
+               {"dtype=f32", "dtype=f16 fill=normal", "dtype=bf16 fill=normal",
+                "dtype=f32 acc=f64 fill=normal", "strides=transposed", "strides=expanded",
+                "fill=cancelling dtype=f32", "head_dim=1 v_dim=5", "fill=normal"}),
+       {"scan_context cp=4 seq=8 batch=3", "scan_context cp=4 heads=3 docs=9,7 strides=transposed",
+        "scan_context cp=4 heads=3 cu_seqlens=0,3,3,13 dtype=bf16 fill=normal",
+        "scan_context cp=2 dp=2 seq=8 batch=4", "scan_context cp=2 tp=2 order=cp,tp dtype=f32",
+        "scan_context cp=2 strides=expanded_inputs dtype=f32 tokens=24",
+        "scan_context cp=3 fill=large dtype=f32 tokens=24", "scan_context tp=3 tokens=24",
+        "scan_context cp=4 tokens=8 docs=1,6,1 heads=4"}});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7", "dtype=bf16 fill=normal",
+                                       "docs=3,9,12 dtype=f16 fill=normal",
+                                       "tokens=192 heads=2 dtype=f32 fill=normal"})});
+}
+
+Contract scan_context() {
+  Contract c;
+  c.name = "scan_context";
+  c.family = "recurrent";
+  c.summary = "gated linear recurrence of tokens cut over cp, states of ranks combined";
+  c.linear = true;
+  c.keys = scan_keys();
+  c.precondition = primitives::refused_scan;
+  c.operands = scan_operands;
+  c.forward = scan_forward;
+  c.backward = scan_backward;
+  c.traffic = scan_traffic;
+  c.plans = {"ring"};
+  c.integer_range = scan_range;
+  c.cases = scan_cases;
+  c.sequences = sequences_of;
+  c.illegal = {"scan_context cp=2 layout=zigzag",
+               "scan_context cp=4 tokens=10",
+               "scan_context tp=4 heads=6",
+               "scan_context cp=2 seq=8 batch=3 tokens=20",
+               "scan_context dp=2",
+               "scan_context cp=2 docs=7,-1,8",
+               "scan_context cp=2 docs=7,1 tokens=9"};
+  c.witnesses = {"scan_context cp=2 docs=7,5 heads=2", "scan_context cp=3 tokens=12 heads=2",
+                 "scan_context cp=4 tokens=12 heads=2",
+                 "scan_context cp=2 dp=2 seq=8 batch=2 heads=2"};
+  return c;
+}
+
+}  // namespace
+
+void family_recurrent(Registry& r) {
+  r.add(conv_context());
+  r.add(scan_context());
+  add_ours<primitives::ConvContext>(r, "conv_context");
+  add_ours<primitives::ScanContext>(r, "scan_context");
+}
+
+}  // namespace shardproof
