@@ -70,6 +70,7 @@ void ScanContext::gather(Rank& rank, const View& own, const View& all, bool) {
 
 View ScanContext::decays(Rank&, const View& a) const { return a; }
 View ScanContext::decays_handed_on(Rank&, const View& a) const { return a; }
+View ScanContext::state_before(Rank&, const View& entering) const { return entering; }
 
 void ScanContext::fold(Rank& rank, const Summaries& all, const std::vector<int64_t>& chain,
                        const View& state, bool) {
@@ -152,7 +153,8 @@ void ScanContext::backward(Rank& rank, Saved& state, std::span<const View> cotan
   product(S, g, false, gradients[0]);
   product(G, tensor(saved.v), false, gradients[1]);
   product(G, tensor(saved.k), true, gradients[2]);
-  perform(DecayGradient{chunk, S, G, tensor(saved.entering.view()), tensor(gradients[3]), wide},
+  perform(DecayGradient{chunk, S, G, tensor(state_before(rank, saved.entering.view())),
+                        tensor(gradients[3]), wide},
           "the gradient of decays");
 }
 

@@ -50,6 +50,8 @@ class ScanContext : public Kernel {
   // Decays of the own tokens, and those whose product the own block hands on.
   virtual View decays(Rank&, const View& a) const;
   virtual View decays_handed_on(Rank&, const View& a) const;
+  // The state before the own tokens, as the gradient of their decays meets it.
+  virtual View state_before(Rank&, const View& entering) const;
 };
 
 }  // namespace shardproof::primitives
