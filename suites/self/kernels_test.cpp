@@ -278,6 +278,118 @@ void example(Pool& p, const Variant& v, RotaryPairs& b) {
        v.wide};
 }
 
+// A row of two sequences: of one the third token begins a document, of the other the fourth is
+// padding.
+Tensor reach(Pool& p, const Variant& v) {
+  return p.tensor(Number::i64, {2 * v.rows}, [](int64_t t) {
+    const int64_t row = t / 2;
+    if (t % 2) return row == 3 ? int64_t(-1) : row > 3 ? row - 4 : row;
+    return row < 2 ? row + 5 : row - 2;
+  });
+}
+constexpr int64_t conv_width = 3;
+void example(Pool& p, const Variant& v, ConvForward& b) {
+  b = {p.tensor(v.number(), {v.rows + conv_width - 1, 2, v.columns}, halves(1)),
+       p.tensor(v.number(), {v.columns, conv_width}, integers(2)),
+       p.tensor(v.number(), {v.columns}, integers(3)),
+       reach(p, v),
+       p.unwritten(v.number(), {v.rows, 2, v.columns}),
+       v.columns,
+       conv_width,
+       2,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, ConvInput& b) {
+  b = {p.tensor(v.number(), {v.rows, 2, v.columns}, halves(1)),
+       p.tensor(v.number(), {v.columns, conv_width}, integers(2)),
+       reach(p, v),
+       p.unwritten(v.number(), {v.rows + conv_width - 1, 2, v.columns}),
+       v.columns,
+       conv_width,
+       2,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, ConvParameter& b) {
+  b = {p.tensor(v.number(), {v.rows + conv_width - 1, 2, v.columns}, halves(1)),
+       p.tensor(v.number(), {v.rows, 2, v.columns}, integers(2)),
+       reach(p, v),
+       p.unwritten(v.number(), {v.columns, conv_width}),
+       v.columns,
+       conv_width,
+       2,
+       v.wide};
+}
+
+// Two sequences, one head, d_k = 2.
+constexpr int64_t keys_of_state = 2;
+Chunk chunk(Pool& p, const Variant& v) {
+  return {p.tensor(v.number(), {2 * v.rows, 1}, [](int64_t i) { return i % 3 ? 1 : -1; }),
+          reach(p, v),
+          2,
+          1,
+          keys_of_state,
+          v.columns};
+}
+Tensor of_tokens(Pool& p, const Variant& v, int64_t features, int seed) {
+  return p.tensor(v.number(), {2 * v.rows, 1, features}, integers(seed));
+}
+Tensor of_states(Pool& p, const Variant& v, int64_t states, int seed) {
+  return p.tensor(v.number(), {states, keys_of_state, v.columns}, integers(seed));
+}
+Tensor unwritten_states(Pool& p, const Variant& v, int64_t states) {
+  return p.unwritten(v.number(), {states, keys_of_state, v.columns});
+}
+void example(Pool& p, const Variant& v, States& b) {
+  b = {chunk(p, v),
+       of_tokens(p, v, keys_of_state, 1),
+       of_tokens(p, v, v.columns, 2),
+       of_states(p, v, 2, 3),
+       unwritten_states(p, v, 2 * v.rows),
+       unwritten_states(p, v, 2),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, Adjoints& b) {
+  b = {chunk(p, v),
+       of_tokens(p, v, keys_of_state, 1),
+       of_tokens(p, v, v.columns, 2),
+       of_states(p, v, 2, 3),
+       unwritten_states(p, v, 2 * v.rows),
+       unwritten_states(p, v, 2),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, ChunkDecay& b) {
+  b = {chunk(p, v), p.unwritten(v.number(), {2}), v.wide};
+}
+void example(Pool& p, const Variant& v, FoldStates& b) {
+  b = {p.tensor(v.number(), {4, 3 * v.columns}, integers(1)),
+       p.tensor(v.number(), {4, 3}, integers(2)),
+       p.tensor(Number::i64, {4}, [](int64_t c) { return c != 2; }),
+       p.tensor(Number::i64, {4}, [](int64_t i) { return 3 - i; }),
+       p.unwritten(v.number(), {3 * v.columns}),
+       v.columns,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, StateProduct& b) {
+  const bool turned = v.rows % 2;
+  b = {of_states(p, v, 2 * v.rows, 1),
+       of_tokens(p, v, turned ? keys_of_state : v.columns, 2),
+       reach(p, v),
+       p.unwritten(Number::bf16, {2 * v.rows, 1, turned ? v.columns : keys_of_state}),
+       1,
+       keys_of_state,
+       v.columns,
+       turned,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, DecayGradient& b) {
+  b = {chunk(p, v),
+       of_states(p, v, 2 * v.rows, 1),
+       of_states(p, v, 2 * v.rows, 2),
+       of_states(p, v, 2, 3),
+       p.unwritten(v.number(), {2 * v.rows, 1}),
+       v.wide};
+}
+
 // Every third token predicts nothing.
 Predictions predictions(Pool& p, const Variant& v) {
   const int64_t rows = v.rows, columns = v.columns;

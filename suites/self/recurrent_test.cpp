@@ -1,0 +1,446 @@
+// Convolutions and recurrences whose state crosses ranks: what PyTorch computes and numbers that
+// can be followed by hand, bounds against float, calls in closed form, refusals; and subjects that
+// exchange in another way.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "fixtures/random.hpp"
+#include "oracle/drawn.hpp"
+#include "oracle/registry.hpp"
+#include "oracle/run.hpp"
+#include "primitives/calls.hpp"
+#include "primitives/conv_context.hpp"
+#include "primitives/scan_context.hpp"
+#include "reference/conv.hpp"
+#include "reference/scan.hpp"
+#include "reference/sequences.hpp"
+#include "suites/self/goldens.hpp"
+
+namespace shardproof {
+
+void family_recurrent(Registry&);
+void controls_recurrent(Registry&);
+
+namespace {
+
+using reference::Values;
+using List = std::vector<int64_t>;
+using testing::extent;
+using testing::golden;
+using testing::values;
+
+void expect_near(const Values& got, const Values& want, double relative) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], relative * (1 + std::abs(want[i]))) << i;
+}
+
+List sequences_of_documents(const nlohmann::json& g) {
+  List list;
+  int64_t document = 0;
+  for (const int64_t length : g.at("attributes").at("documents").get<List>())
+    list.insert(list.end(), size_t(length), document++);
+  return list;
+}
+
+// ---- References
+
+TEST(ConvReference, AgreesWithPyTorch) {
+  const auto g = golden("conv_packed");
+  const reference::Conv c{extent(g, "x", 1), extent(g, "w", 1)};
+  const List of = sequences_of_documents(g);
+  const Values x = values(g, "inputs", "x"), w = values(g, "inputs", "w");
+  expect_near(reference::conv(c, of, x, w, values(g, "inputs", "b")), values(g, "outputs", "y"),
+              1e-13);
+  const auto d = reference::conv_backward(c, of, x, w, values(g, "cotangents", "y"));
+  expect_near(d.x, values(g, "gradients", "x"), 1e-13);
+  expect_near(d.w, values(g, "gradients", "w"), 1e-13);
+  expect_near(d.b, values(g, "gradients", "b"), 1e-13);
+}
+
+TEST(ScanReference, AgreesWithPyTorch) {
+  const auto g = golden("scan_packed");
+  const reference::Scan s{extent(g, "q", 1), extent(g, "q", 2), extent(g, "v", 2)};
+  const List of = sequences_of_documents(g);
+  const auto in = [&](const char* name) { return values(g, "inputs", name); };
+  expect_near(reference::scan(s, of, in("q"), in("k"), in("v"), in("a")), values(g, "outputs", "o"),
+              1e-13);
+  const auto d = reference::scan_backward(s, of, in("q"), in("k"), in("v"), in("a"),
+                                          values(g, "cotangents", "o"));
+  expect_near(d.q, values(g, "gradients", "q"), 1e-13);
+  expect_near(d.k, values(g, "gradients", "k"), 1e-13);
+  expect_near(d.v, values(g, "gradients", "v"), 1e-13);
+  expect_near(d.a, values(g, "gradients", "a"), 1e-13);
+}
+
+// One channel, w = (10, 1): y_t = 10 x_(t-1) + x_t + 0.5. Padding in the middle is no token.
+TEST(ConvReference, ByHand) {
+  const List of{0, 0, -1, 1, 1, 1};
+  const double nan = std::nan("");
+  const Values x{1, 2, nan, 3, 4, 5}, w{10, 1}, b{0.5}, g{1, 2, nan, 3, 4, 5};
+  EXPECT_EQ(reference::conv({1, 2}, of, x, w, b), (Values{1.5, 12.5, 0, 3.5, 34.5, 45.5}));
+  const auto d = reference::conv_backward({1, 2}, of, x, w, g);
+  EXPECT_EQ(d.x, (Values{1 + 20, 2, 0, 3 + 40, 4 + 50, 5}));
+  EXPECT_EQ(d.w, (Values{2 * 1 + 4 * 3 + 5 * 4, 1 * 1 + 2 * 2 + 3 * 3 + 4 * 4 + 5 * 5}));
+  EXPECT_EQ(d.b, (Values{15}));
+}
+
+// One number a state: S = 3, 2 3 + 5 = 11, -1 11 + 7 = -4; o = q S. The last token is another
+// document's: S = 9.
+TEST(ScanReference, ByHand) {
+  const List of{0, 0, 0, -1, 1};
+  const double nan = std::nan("");
+  const Values q{1, 1, 2, nan, 1}, k{3, 5, 7, nan, 9}, v{1, 1, 1, nan, 1}, a{8, 2, -1, nan, 6},
+      g{1, 10, 100, nan, 1};
+  EXPECT_EQ(reference::scan({1, 1, 1}, of, q, k, v, a), (Values{3, 11, -8, 0, 9}));
+  const auto d = reference::scan_backward({1, 1, 1}, of, q, k, v, a, g);
+  // G = 1 + 2 (10 - 200), 10 - 200, 200
+  EXPECT_EQ(d.q, (Values{3, 110, -400, 0, 9}));
+  EXPECT_EQ(d.k, (Values{-379, -190, 200, 0, 1}));
+  EXPECT_EQ(d.v, (Values{3 * -379, 5 * -190, 7 * 200, 0, 9}));
+  EXPECT_EQ(d.a, (Values{0, -190 * 3, 200 * 11, 0, 0}));
+}
+
+TEST(Sequences, KeepTheirOrderWhereverTheyLie) {
+  EXPECT_EQ(reference::places_by_sequence(List{1, 0, 1, -1, 0}),
+            (std::vector<std::vector<size_t>>{{1, 4}, {0, 2}}));
+}
+
+// ---- Lines
+
+const Registry& family() {
+  static const Registry registry = [] {
+    Registry r;
+    family_recurrent(r);
+    controls_recurrent(r);
+    return r;
+  }();
+  return registry;
+}
+Case line_of(const std::string& text) { return parse(text, family()); }
+const Contract& contract_of(const Case& line) { return family().contract(line.contract); }
+
+// "op count dtype hop" of every call that is due on a rank.
+std::vector<std::string> calls(const std::string& text, int rank, const std::string& plan = "") {
+  const Case line = line_of(text);
+  std::vector<std::string> list;
+  for (const Traffic& t : contract_of(line).traffic(line, plan, rank))
+    list.push_back((t.backward ? "B " : "F ") + std::string(name(t.op)) + " " +
+                   std::to_string(t.count) + " " + name(t.dtype) +
+                   (t.hop ? " hop " + std::to_string(t.hop) : ""));
+  return list;
+}
+using Calls = std::vector<std::string>;
+
+// 12 rows a rank and 3 of them travel: 3 x 6 numbers, none from the last rank, or back from the
+// first.
+TEST(ConvTraffic, IsTheHalo) {
+  const char* line = "conv_context cp=4";
+  EXPECT_EQ(calls(line, 0),
+            (Calls{"F shift 18 f64 hop 1", "B shift 0 f64 hop -1", "B all_reduce 30 f64"}));
+  EXPECT_EQ(calls(line, 2),
+            (Calls{"F shift 18 f64 hop 1", "B shift 18 f64 hop -1", "B all_reduce 30 f64"}));
+  EXPECT_EQ(calls(line, 3),
+            (Calls{"F shift 0 f64 hop 1", "B shift 18 f64 hop -1", "B all_reduce 30 f64"}));
+  EXPECT_EQ(calls("conv_context", 0), Calls{});
+  EXPECT_EQ(calls("conv_context cp=4 width=1", 1), (Calls{"B all_reduce 12 f64"}));
+}
+
+// 2 rows a rank: 2 from the neighbour, 1 from the one before it. Two channels a rank of tp, two
+// sequences a rank of dp.
+TEST(ConvTraffic, TakesSeveralHopsWhereRanksHaveFewRows) {
+  const char* line = "conv_context cp=4 tokens=8 dtype=bf16 wire=f32";
+  EXPECT_EQ(calls(line, 0),
+            (Calls{"F shift 12 bf16 hop 1", "F shift 6 bf16 hop 2", "B shift 0 f32 hop -1",
+                   "B shift 0 f32 hop -2", "B all_reduce 30 f32"}));
+  EXPECT_EQ(calls(line, 2),
+            (Calls{"F shift 12 bf16 hop 1", "F shift 0 bf16 hop 2", "B shift 12 f32 hop -1",
+                   "B shift 6 f32 hop -2", "B all_reduce 30 f32"}));
+  EXPECT_EQ(calls("conv_context cp=2 dp=2 tp=3 seq=8 batch=4", 0),
+            (Calls{"F shift 12 f64 hop 1", "B shift 0 f64 hop -1", "B all_reduce 10 f64"}));
+}
+
+TEST(ConvTraffic, OfGatheredTails) {
+  EXPECT_EQ(calls("conv_context cp=4", 1, "allgather"),
+            (Calls{"F all_gather 18 f64", "B reduce_scatter 72 f64", "B all_reduce 30 f64"}));
+}
+
+// 6 heads with states of 3 x 2 and a decay each.
+TEST(ScanTraffic, IsStatesAndDecays) {
+  EXPECT_EQ(calls("scan_context cp=4 dtype=bf16", 1),
+            (Calls{"F all_gather 42 f32", "B all_gather 36 f32"}));
+  EXPECT_EQ(calls("scan_context cp=2 tp=2 dp=2 seq=8 batch=6", 1),
+            (Calls{"F all_gather 63 f64", "B all_gather 54 f64"}));
+  EXPECT_EQ(calls("scan_context tp=2", 1), Calls{});
+}
+
+TEST(ScanTraffic, OfARingGoesFromRankToRank) {
+  EXPECT_EQ(calls("scan_context cp=3", 0, "ring"),
+            (Calls{"F shift 36 f64 hop 1", "F shift 0 f64 hop 1", "B shift 0 f64 hop -1",
+                   "B shift 0 f64 hop -1"}));
+  EXPECT_EQ(calls("scan_context cp=3", 1, "ring"),
+            (Calls{"F shift 0 f64 hop 1", "F shift 36 f64 hop 1", "B shift 0 f64 hop -1",
+                   "B shift 36 f64 hop -1"}));
+}
+
+// 8 tokens in a document: 8 4 B^3 <= 2^24 and (8 8 / 4) 4 3 B^4 + B^4 <= 2^24.
+TEST(ScanContract, IntegersFitTheGradientOfDecays) {
+  const auto range = [](const std::string& words) {
+    const Case line = line_of("scan_context head_dim=4 v_dim=3 " + words);
+    return contract_of(line).integer_range(line);
+  };
+  EXPECT_EQ(range("dtype=f32 docs=8,2"), 17);
+  EXPECT_EQ(range("dtype=bf16 docs=8,2"), 1);
+  EXPECT_EQ(range("dtype=bf16"), std::nullopt);
+}
+
+TEST(ScanContract, DecaysAreSignsOfIntegersAndBelowOne) {
+  const Case line = line_of("scan_context");
+  for (const Operand& o : contract_of(line).operands(line)) {
+    EXPECT_EQ(bool(o.through), o.name == "a");
+    EXPECT_EQ(o.linear, o.name != "a");
+    if (o.name != "a") continue;
+    EXPECT_EQ(o.through(3, true), 1);
+    EXPECT_EQ(o.through(-2, true), -1);
+    EXPECT_EQ(o.through(0, false), 0.875);
+    EXPECT_EQ(o.through(1e9, false), 1);
+    EXPECT_EQ(o.through(-1e9, false), 0.75);
+  }
+}
+
+TEST(Drawn, PassesTheMapOfItsOperandAndIsRounded) {
+  const Case line = line_of("scan_context dtype=bf16 fill=normal");
+  const auto operands = contract_of(line).operands(line);
+  Feed feed;
+  for (const Fill fill : {Fill::normal, Fill::integers}) {
+    feed.fill = fill;
+    const Operand& a = operands[3];
+    Operand plain = a;
+    plain.through = nullptr;
+    const Values drawn = drawn_whole({line, plain, false, feed, DType::bf16, a.shape}),
+                 met = drawn_whole({line, a, false, feed, DType::bf16, a.shape}),
+                 cotangent = drawn_whole({line, a, true, feed, DType::bf16, a.shape});
+    for (size_t i = 0; i < met.size(); ++i)
+      ASSERT_EQ(met[i], round_to(a.through(drawn[i], fill == Fill::integers), DType::bf16));
+    EXPECT_EQ(cotangent, drawn_whole({line, plain, true, feed, DType::bf16, a.shape}));
+  }
+}
+
+std::string refusal(const std::string& text) {
+  const Case line = line_of(text);
+  const auto refused = contract_of(line).precondition(line);
+  return refused ? refused->what() : "";
+}
+TEST(Refusals, SayWhatToDo) {
+  EXPECT_NE(refusal("scan_context cp=2 layout=zigzag").find("zigzag_exchange"), std::string::npos);
+  EXPECT_NE(refusal("conv_context tp=4").find("channels divisible by tp = 4"), std::string::npos);
+  EXPECT_NE(refusal("scan_context tp=4").find("heads divisible by tp = 4"), std::string::npos);
+  EXPECT_EQ(refusal("conv_context cp=8 width=13 tokens=16"), "");
+}
+
+// ---- Bounds
+
+// S of 2 tokens on one rank: 2 multiplications and additions each and one product; o: q and d_k
+// terms more.
+TEST(ScanRoundings, ByHand) {
+  const auto n = reference::scan_roundings({1, 3, 2}, 2, 1);
+  EXPECT_EQ(n.o, 2 * 3 + 1 + 3 + 1);
+  EXPECT_EQ(n.q, 2 * 3 + 1 + 2 + 1);
+  EXPECT_EQ(n.k, n.q);
+  EXPECT_EQ(n.v, n.o);
+  EXPECT_EQ(n.a, 2 * 3 + 1 + 2 + 2 + 6);
+}
+
+// A loop in float over the tokens of one head, each product and sum rounded.
+Values float_scan(const reference::Scan& s, size_t tokens, const Values& q, const Values& k,
+                  const Values& v, const Values& a) {
+  const size_t dk = size_t(s.key_dim), dv = size_t(s.value_dim);
+  std::vector<float> state(dk * dv);
+  Values o(tokens * dv);
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t j = 0; j < dv; ++j) {
+      float sum = 0;
+      for (size_t i = 0; i < dk; ++i) {
+        float& m = state[i * dv + j];
+        m = float(a[t]) * m + float(k[t * dk + i]) * float(v[t * dv + j]);
+        sum += float(q[t * dk + i]) * m;
+      }
+      o[t * dv + j] = double(sum);
+    }
+  return o;
+}
+
+TEST(ScanBounds, HoldForFloatAndAreNotFarFromIt) {
+  const Case line = line_of("scan_context dtype=f32 fill=normal tokens=64 heads=1");
+  const reference::Scan s{1, 3, 2};
+  const auto operands = contract_of(line).operands(line);
+  double worst = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Feed feed;
+    feed.fill = Fill::normal, feed.seed = seed;
+    std::vector<Whole> in;
+    for (size_t i = 0; i < 4; ++i)
+      in.push_back({operands[i].shape,
+                    drawn_whole({line, operands[i], false, feed, DType::f32, operands[i].shape})});
+    std::vector<Gauge> gauges;
+    const Values want = contract_of(line).forward(line, in, &gauges)[0].value,
+                 got = float_scan(s, 64, in[0].value, in[1].value, in[2].value, in[3].value);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double bound = gauges[0].bound[i] * 0x1p-24 + 0x1p-24 * std::abs(want[i]);
+      ASSERT_LE(std::abs(got[i] - want[i]), bound);
+      worst = std::max(worst, std::abs(got[i] - want[i]) / bound);
+    }
+  }
+  EXPECT_GT(worst, 1.0 / 200);
+}
+
+// ---- On ranks
+
+Judged run_in(const Registry& registry, const std::string& text,
+              const std::vector<std::string>& checks) {
+  static Options options;
+  static std::map<const Registry*, std::unique_ptr<Runner>> runners;
+  static std::vector<std::unique_ptr<Case>> lines;  // evidence points at its line
+  auto& runner = runners[&registry];
+  if (!runner) runner = std::make_unique<Runner>(options, registry);
+  lines.push_back(std::make_unique<Case>(parse(text, registry)));
+  return runner->run(*lines.back(), checks, lane_of(*lines.back()));
+}
+
+// The state goes from rank to rank, each of which waits for the one before.
+struct RingScan final : primitives::ScanContext {
+  void gather(Rank& rank, const View& own, const View& all, bool) override {
+    primitives::convert(own, all.narrow(0, rank.along(Axis::cp).rank(), 1));
+  }
+  void fold(Rank& rank, const primitives::Summaries& all, const List&, const View& state,
+            bool backward) override {
+    Communicator& cp = rank.along(Axis::cp);
+    const int p = cp.size(), r = cp.rank(), own = backward ? p - 1 - r : r;
+    const bool through = passes(primitives::ContextLine(rank.line()))[size_t(r)] != 0;
+    const View leaving = rank.workspace(state.dtype, state.shape);
+    primitives::set_zero(state);
+    for (int tick = 0; tick + 1 < p; ++tick) {
+      if (tick == own) hand_on(all, r, through, state, leaving);
+      const View none = leaving.narrow(0, 0, 0);
+      cp.wait(cp.shift(tick == own ? leaving : none, tick + 1 == own ? state : none,
+                       backward ? -1 : 1));
+    }
+  }
+  static void hand_on(const primitives::Summaries& all, int r, bool through, const View& state,
+                      const View& leaving) {
+    const View part = all.parts.narrow(0, r, 1), decays = all.decays.narrow(0, r, 1);
+    const int64_t n = state.elements() / decays.elements();
+    for (int64_t i = 0; i < state.elements(); ++i) {
+      const double before =
+          through ? load(decays.flat(i / n), decays.dtype) * load(state.flat(i), state.dtype) : 0;
+      store(leaving.flat(i), leaving.dtype, before + load(part.flat(i), part.dtype));
+    }
+  }
+};
+
+// Every rank gets the last rows of all, and takes those that it needs.
+struct GatheringConv final : primitives::ConvContext {
+  static int64_t tail(const primitives::Halo& halo) { return std::min(halo.own, halo.reach); }
+  static View rows(const View& tails, const primitives::Halo& halo, int hop) {
+    const int64_t n = tail(halo), taken = halo.rows(hop);
+    return tails.narrow(0, (halo.rank - hop + 1) * n - taken, taken);
+  }
+  static View tails_like(Rank& rank, const primitives::Halo& halo, const View& all) {
+    return rank.workspace(all.dtype,
+                          primitives::with_extent(all.shape, 0, tail(halo) * halo.ranks));
+  }
+  void fetch(Rank& rank, const primitives::Halo& halo, const View& all) override {
+    if (halo.ranks == 1 || halo.reach == 0) return;
+    const View tails = tails_like(rank, halo, all);
+    rank.along(Axis::cp).all_gather(all.narrow(0, halo.reach + halo.own - tail(halo), tail(halo)),
+                                    tails, 0);
+    for (int hop = 1; hop <= halo.hops() && hop <= halo.rank; ++hop)
+      primitives::convert(rows(tails, halo, hop), all.narrow(0, halo.first(hop), halo.rows(hop)));
+  }
+  void give_back(Rank& rank, const primitives::Halo& halo, const View& all) override {
+    if (halo.ranks == 1 || halo.reach == 0) return;
+    const View tails = tails_like(rank, halo, all),
+               own = rank.workspace(all.dtype, primitives::with_extent(all.shape, 0, tail(halo)));
+    primitives::set_zero(tails);
+    for (int hop = 1; hop <= halo.hops() && hop <= halo.rank; ++hop)
+      primitives::convert(all.narrow(0, halo.first(hop), halo.rows(hop)), rows(tails, halo, hop));
+    rank.along(Axis::cp).reduce_scatter(tails, own, 0);
+    primitives::add_into(own, all.narrow(0, halo.reach + halo.own - tail(halo), tail(halo)));
+  }
+};
+
+template <class Kernel>
+Subject planned(const char* contract, const char* plan) {
+  Declared declared;
+  declared.plan = plan;
+  return {plan, contract, [] { return std::make_unique<Kernel>(); }, declared};
+}
+
+const Registry& with_plans() {
+  static const Registry registry = [] {
+    Registry r;
+    family_recurrent(r);
+    r.add(planned<RingScan>("scan_context", "ring"));
+    r.add(planned<GatheringConv>("conv_context", "allgather"));
+    return r;
+  }();
+  return registry;
+}
+
+TEST(Plans, SubjectsOfThemPassEveryCheck) {
+  for (const char* line :
+       {"scan_context subject=ring cp=4 tokens=16", "scan_context subject=ring cp=3 docs=5,9,1",
+        "scan_context subject=ring cp=2 dp=2 seq=8 batch=2",
+        "conv_context subject=allgather cp=4 tokens=16",
+        "conv_context subject=allgather cp=4 tokens=8 docs=1,7",
+        "conv_context subject=allgather cp=3 width=1"}) {
+    const Judged j =
+        run_in(with_plans(), line,
+               {"forward", "gradient", "adjoint", "ledger", "lockstep", "memory", "accumulate"});
+    ASSERT_TRUE(j.completed) << line;
+    for (const CheckResult& c : j.result.checks)
+      EXPECT_EQ(c.verdict, Verdict::passed) << line << " " << c.check << " " << c.note;
+  }
+}
+
+// A state of infinities stays in its document: what does not go through is selected, not
+// multiplied.
+TEST(Fold, DoesNotReadWhatDoesNotGoThrough) {
+  const double inf = std::numeric_limits<double>::infinity();
+  Values parts{inf, 2, 5}, decays{1, 3, 7}, state{0};
+  List passes{1, 0, 1}, chain{0, 1, 2};
+  const auto tensor = [](auto& v, std::vector<int64_t> shape, DType type) {
+    return primitives::tensor(view_of(reinterpret_cast<std::byte*>(v.data()), type, shape));
+  };
+  const primitives::FoldStates fold{tensor(parts, {3, 1}, DType::f64),
+                                    tensor(decays, {3, 1}, DType::f64),
+                                    tensor(passes, {3}, DType::i64),
+                                    tensor(chain, {3}, DType::i64),
+                                    tensor(state, {1}, DType::f64),
+                                    1,
+                                    true};
+  fold.at(0);
+  EXPECT_EQ(state[0], 7 * 2 + 5);
+}
+
+// 3 rows before a block of 2: two of the neighbour, one of the block before it.
+TEST(Halos, LieTheFarthestFirst) {
+  const primitives::Halo halo{2, 3, 2, 4};
+  EXPECT_EQ(halo.hops(), 2);
+  EXPECT_EQ(halo.rows(1), 2);
+  EXPECT_EQ(halo.first(1), 1);
+  EXPECT_EQ(halo.rows(2), 1);
+  EXPECT_EQ(halo.first(2), 0);
+  EXPECT_TRUE(halo.sends(1));
+  EXPECT_FALSE(halo.sends(2));
+  EXPECT_TRUE(halo.sends(-2));
+  EXPECT_FALSE(halo.sends(-3));
+  EXPECT_EQ((primitives::Halo{2, 0, 2, 4}).hops(), 0);
+  EXPECT_EQ((primitives::Halo{1, 9, 2, 4}).hops(), 3);
+}
+
+}  // namespace
+}  // namespace shardproof
