@@ -146,24 +146,26 @@ std::vector<Key> conv_keys() {
 }
 
 std::vector<std::string> conv_cases(const std::string& tier) {
-  const auto smoke =
-      crossed({"conv_context"}, {"cp=2 docs=7,1,8", "cp=4 tokens=24", "cp=4 tokens=8 channels=5",
-                                 "cp=2 dtype=bf16 fill=normal", "cp=2 tp=2 tokens=12"});
+  const auto smoke = crossed({"conv_context"}, {"cp=2 docs=5,1,6 channels=2", "cp=4 tokens=8",
+                                                "cp=2 dtype=bf16 fill=normal tokens=24 channels=3",
+                                                "cp=2 tp=2 tokens=12 channels=2"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"conv_context", "conv_context cp=2", "conv_context cp=3",
                                        "conv_context cp=4", "conv_context cp=8"};
-  const auto ci = together(
-      {smoke,
-       crossed(ranks, {"", "docs=7,1,8", "dtype=f32 fill=normal docs=0,5,0,0,14"}),
-       crossed({"conv_context cp=4"},
-               {"width=1", "width=2 docs=9,7", "width=9 tokens=16", "tokens=8 docs=1,6,1",
-                "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal tokens=8",
-                "strides=transposed docs=9,7", "strides=expanded", "fill=cancelling dtype=f32",
-                "seq=8 batch=3", "microbatches=2 dtype=f32", "cu_seqlens=0,3,3,13"}),
-       crossed({"conv_context cp=2 dp=2 seq=8 batch=4", "conv_context cp=2 tp=2 order=cp,tp"},
-               {"", "dtype=f32 fill=normal", "microbatches=2"}),
-       {"conv_context cp=2 strides=expanded_inputs dtype=f32", "conv_context cp=3 fill=large",
-        "conv_context dp=2 seq=8 batch=4", "conv_context tp=3"}});
+  const auto ci =
+      together({smoke,
+                crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal"}),
+                crossed({"conv_context cp=4 channels=3"},
+                        {"width=1 docs=9,7", "width=9 tokens=16", "tokens=8 docs=1,6,1 width=2",
+                         "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal tokens=8",
+                         "strides=transposed docs=9,7", "strides=expanded tokens=16",
+                         "fill=cancelling dtype=f32 tokens=16", "seq=8 batch=3",
+                         "cu_seqlens=0,3,3,13 microbatches=2 dtype=f32"}),
+                crossed({"conv_context cp=2 dp=2 seq=8 batch=4 channels=3",
+                         "conv_context cp=2 tp=2 order=cp,tp tokens=12"},
+                        {"", "dtype=f32 fill=normal microbatches=2"}),
+                {"conv_context cp=2 strides=expanded_inputs dtype=f32 tokens=12",
+                 "conv_context cp=3 fill=large tokens=12", "conv_context tp=3 tokens=12"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"docs=1,2,3,4,5,6,7", "width=13 tokens=24 dtype=f32",
                                        "width=7 docs=3,9,12 dtype=bf16 fill=normal",
@@ -298,27 +300,27 @@ std::vector<Key> scan_keys() {
 }
 
 std::vector<std::string> scan_cases(const std::string& tier) {
-  const auto smoke = crossed(
-      {"scan_context"}, {"cp=2 docs=7,1,8 heads=4", "cp=4 tokens=16 heads=4",
-                         "cp=4 tokens=16 docs=6,9,1 heads=3 fill=normal", "cp=2 tp=2 tokens=12",
-                         "cp=2 dtype=bf16 fill=normal tokens=24 heads=4"});
+  const auto smoke =
+      crossed({"scan_context"},
+              {"cp=2 docs=5,1,6 heads=2", "cp=4 docs=6,9,1 heads=3 fill=normal",
+               "cp=2 dtype=bf16 fill=normal tokens=24 heads=3", "cp=2 tp=2 tokens=12 heads=2"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"scan_context", "scan_context cp=2", "scan_context cp=3",
                                        "scan_context cp=4", "scan_context cp=8"};
   const auto ci = together(
       {smoke,
-       crossed(ranks,
-               {"tokens=24", "docs=7,1,8 fill=normal", "dtype=f32 fill=normal docs=0,5,0,0,14"}),
-       crossed({"scan_context cp=4 tokens=24 heads=3"},
-               {"dtype=f32", "dtype=f16 fill=normal", "dtype=bf16 fill=normal",
-                "dtype=f32 acc=f64 fill=normal", "strides=transposed", "strides=expanded",
-                "fill=cancelling dtype=f32", "head_dim=1 v_dim=5", "fill=normal"}),
-       {"scan_context cp=4 seq=8 batch=3", "scan_context cp=4 heads=3 docs=9,7 strides=transposed",
-        "scan_context cp=4 heads=3 cu_seqlens=0,3,3,13 dtype=bf16 fill=normal",
-        "scan_context cp=2 dp=2 seq=8 batch=4", "scan_context cp=2 tp=2 order=cp,tp dtype=f32",
-        "scan_context cp=2 strides=expanded_inputs dtype=f32 tokens=24",
-        "scan_context cp=3 fill=large dtype=f32 tokens=24", "scan_context tp=3 tokens=24",
-        "scan_context cp=4 tokens=8 docs=1,6,1 heads=4"}});
+       crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal heads=3"}),
+       crossed({"scan_context cp=4 heads=3"},
+               {"dtype=f32 tokens=16", "dtype=f16 fill=normal tokens=16",
+                "dtype=bf16 fill=normal docs=9,7", "dtype=f32 acc=f64 fill=normal tokens=16",
+                "strides=transposed docs=9,7", "strides=expanded tokens=16",
+                "fill=cancelling dtype=f32 tokens=16", "head_dim=1 v_dim=5 tokens=12",
+                "seq=8 batch=3", "cu_seqlens=0,3,3,13", "tokens=8 docs=1,6,1", "fill=normal"}),
+       {"scan_context cp=2 dp=2 seq=8 batch=4 heads=3",
+        "scan_context cp=2 tp=2 order=cp,tp dtype=f32 fill=normal tokens=12 heads=4",
+        "scan_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
+        "scan_context cp=3 fill=large dtype=f32 tokens=12 heads=3",
+        "scan_context tp=3 tokens=12"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7", "dtype=bf16 fill=normal",
                                        "docs=3,9,12 dtype=f16 fill=normal",
