@@ -1,4 +1,5 @@
-// Bodies of an optimizer's step on elements of a shard: of masters, moments and gradients.
+// Bodies of an optimizer's step on elements of a shard: of masters, moments and gradients, and of
+// a direction that is scaled by its norm.
 #pragma once
 #include <cmath>
 
@@ -59,6 +60,22 @@ struct MomentumStep {
     next_x.store(i, A(x_i - A(by.lr) * m_i));
   }
   SHARDPROOF_HD void at(int64_t i) const { wide ? in<double>(i) : in<float>(i); }
+};
+
+// y = x / max(sqrt(square), eps), in double, rounded once.
+struct Normalised {
+  static constexpr Shape shape = Shape::elements;
+  Tensor x, square, y;
+  double eps = 0;
+  template <class F>
+  void each_tensor(F f) {
+    f(x), f(square), f(y);
+  }
+  SHARDPROOF_HD int64_t count() const { return y.elements; }
+  SHARDPROOF_HD void at(int64_t i) const {
+    const double norm = std::sqrt(square.load(0));
+    y.store(i, x.load(i) / (norm > eps ? norm : eps));
+  }
 };
 
 }  // namespace shardproof::primitives

@@ -9,24 +9,11 @@
 namespace shardproof::reference {
 namespace {
 
-struct Off {
-  double value = 0, error = 0;
-  double low() const { return value - error; }
-  double high() const { return value + error; }
-  double most() const { return std::abs(value) + error; }
-};
-
 // Roundings of any arrangement of these formulas: at most six operations on a term, constants
 // rounded among them.
 constexpr double operations = 6;
 
-// b a + (1 - b) x, as it stands or as a + (1 - b)(x - a). Where b is rounded before 1 - b is formed
-// both weights move by u b.
-Off moment(double b, double a, const Off& x, double u) {
-  const double value = b * a + (1 - b) * x.value;
-  return {value, gamma_of(operations, u) * (std::abs(a) + (1 - b) * x.most()) +
-                     u * b * (std::abs(a) + x.most()) + (1 - b) * x.error};
-}
+Off moment(double b, double a, const Off& x, double u) { return mixed(b, {a, 0}, 1 - b, x, u); }
 
 Off square(const Off& x) {
   return {x.value * x.value, x.error * (2 * std::abs(x.value) + x.error)};
@@ -56,13 +43,31 @@ Off ratio(const Off& m, const Off& v, const Off& c1, const Off& c2, double eps, 
 
 void put(Uncertain& all, size_t i, const Off& x) { all.value[i] = x.value, all.error[i] = x.error; }
 
-// x (1 - shrunk) - lr r, in any arrangement.
+}  // namespace
+
+double Off::most() const { return std::abs(value) + error; }
+
+// Where b is rounded before 1 - b is formed both weights move by u b.
+Off mixed(double b, const Off& a, double w, const Off& x, double u) {
+  return {b * a.value + w * x.value, b * a.error + w * x.error +
+                                         gamma_of(operations, u) * (a.most() + w * x.most()) +
+                                         u * b * (a.most() + x.most())};
+}
+
 Off moved(double x, double shrunk, double lr, const Off& r, double u) {
   return {x - shrunk * x - lr * r.value,
           lr * r.error + gamma_of(operations, u) * (std::abs(x) * (1 + shrunk) + lr * r.most())};
 }
 
-}  // namespace
+Uncertain sum_of_parts(Values sum, In magnitude, double ranks, double share, const Rounding& r) {
+  Uncertain g{std::move(sum), Values(magnitude.size())};
+  for (size_t i = 0; i < g.size(); ++i) {
+    g.value[i] *= share;
+    if (ranks > 1)
+      g.error[i] = gamma_of(ranks + 3, r.wire) * magnitude[i] * share + ranks * r.wire_tiny;
+  }
+  return g;
+}
 
 Step step(const StepRule& rule, In x, In m, In v, const Uncertain& g,
           const std::vector<bool>& matrix, double u) {

@@ -18,6 +18,24 @@ struct StepRule {
   int64_t step = 1;
 };
 
+// A number and how far what is computed of it may be off.
+struct Off {
+  double value = 0, error = 0;
+  double low() const { return value - error; }
+  double high() const { return value + error; }
+  double most() const;  // bound of |computed|
+};
+// b a + w x, as it stands or, where w is 1 - b, as a + w (x - a), b rounded before w is formed or
+// not.
+Off mixed(double b, const Off& a, double w, const Off& x, double u);
+// x (1 - shrunk) - lr r, in any arrangement.
+Off moved(double x, double shrunk, double lr, const Off& r, double u);
+
+// The sum of `ranks` parts on the wire, or that share of it, as a step begins with: each part is
+// rounded to the wire type and added there, a share is taken before or after that, and the result
+// is converted once more.
+Uncertain sum_of_parts(Values sum, In magnitude, double ranks, double share, const Rounding&);
+
 struct Step {
   Uncertain master, m, v;
 };

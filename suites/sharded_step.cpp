@@ -163,19 +163,6 @@ Given given(const Case& c, std::span<const Whole> in, size_t stack) {
   return of;
 }
 
-// p parts are rounded to the wire type and added up there; a mean divides them before or after
-// that, and the result is converted once more.
-Uncertain reduced(const Case& c, const Given& of, const reference::Rounding& r) {
-  const double p = double(ranks_with_gradients(c)), share = takes_mean(c) ? 1 / p : 1;
-  Uncertain g{of.gradient, Values(of.gradient.size())};
-  for (size_t i = 0; i < g.size(); ++i) {
-    g.value[i] *= share;
-    if (p > 1)
-      g.error[i] = reference::gamma_of(p + 3, r.wire) * of.magnitude[i] * share + p * r.wire_tiny;
-  }
-  return g;
-}
-
 struct Results {
   reference::Step step;
   Uncertain norm;
@@ -184,7 +171,8 @@ struct Results {
 Results results(const Case& c, const Given& of) {
   const reference::Rounding r =
       rounding_of(c, precision_of(c, Declared{}), ranks_with_gradients(c));
-  Uncertain g = reduced(c, of, r);
+  const double p = double(ranks_with_gradients(c)), share = takes_mean(c) ? 1 / p : 1;
+  Uncertain g = reference::sum_of_parts(of.gradient, of.magnitude, p, share, r);
   Results out;
   if (clips(c)) {
     out.norm = reference::norm_of(g, elements(c) + ranks_of(c, cut_over(c)), r.accumulate);

@@ -15,6 +15,7 @@
 #include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
 #include "primitives/mlp.hpp"
+#include "primitives/muon_step.hpp"
 #include "primitives/norm_sequence.hpp"
 #include "primitives/pipeline.hpp"
 #include "primitives/quantised_gather.hpp"
@@ -95,6 +96,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"linear_row", ours<primitives::LinearRow>},
     DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
     DeviceKernel{"sharded_step", ours<primitives::ShardedStep>},
+    DeviceKernel{"muon_step", ours<primitives::MuonStep>},
     DeviceKernel{"pipeline_stages", ours<primitives::PipelineStages>},
     DeviceKernel{"pipeline_tied", ours<primitives::PipelineTied>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},

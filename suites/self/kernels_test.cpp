@@ -233,6 +233,10 @@ void example(Pool& p, const Variant& v, MomentumStep& b) {
        step_numbers(),
        v.wide};
 }
+void example(Pool& p, const Variant& v, Normalised& b) {
+  b = {p.tensor(v.number(), {v.rows, v.columns}, halves(1)), p.tensor(Number::f64, {}, all(9)),
+       p.unwritten(v.number(), {v.rows, v.columns}), 4};
+}
 
 // Subnormals, ties and what is beyond the greatest number, of every sign.
 auto of_all_sizes() {
