@@ -385,10 +385,10 @@ Contract quantised_linear() {
                "quantised_linear tp=2 dp=2 block=8 in=8 out=16"};   // 12
   // An amax that is off by a power of two moves subnormal codes alone: spread=5 has rows of them,
   // and no bias outweighs them.
-  c.witnesses = {"quantised_linear tp=2 sp=on spread=5 bias=off",
-                 "quantised_linear tp=3 sp=on spread=5 bias=off",
-                 "quantised_linear tp=4 sp=on parallel=row block=2",
-                 "quantised_linear tp=2 dp=2 sp=on spread=5 bias=off"};
+  c.witnesses = {"quantised_linear tp=2 sp=on tokens=8 out=16 spread=5 bias=off",
+                 "quantised_linear tp=3 sp=on tokens=9 out=24 spread=5 bias=off",
+                 "quantised_linear tp=4 sp=on parallel=row tokens=8 in=16 out=6 block=2",
+                 "quantised_linear tp=2 dp=2 sp=on tokens=8 out=16 spread=5 bias=off"};
   return c;
 }
 
