@@ -185,7 +185,9 @@ std::optional<int64_t> integer_range(const Case& c) {
   if (c.text("scaling") != "pow2") return std::nullopt;
   const int64_t terms =
       std::max({c.at("in") + 1, c.at("out"), c.at("tokens") * c.at("microbatches")});
-  return range_of_products(c, (terms + terms / 3) << (6 * c.at("spread")));
+  const int64_t units = 6 * c.at("spread"), most = int64_t(1) << 53;
+  if (terms > most >> units) return std::nullopt;
+  return range_of_products(c, (terms + terms / 3) << units);
 }
 
 // ---- Traffic

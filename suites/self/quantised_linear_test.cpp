@@ -384,6 +384,7 @@ TEST(QuantisedLinear, IntegersOfTheRangeStayExact) {
   }
   EXPECT_FALSE(contract().integer_range(line_of("")));
   EXPECT_FALSE(contract().integer_range(line_of("scaling=pow2 dtype=bf16")));
+  EXPECT_FALSE(contract().integer_range(line_of("scaling=pow2 spread=8 tokens=16777216")));
 }
 
 // Integers that codes round, or the exact lines would show no rounding.
