@@ -4,8 +4,9 @@
 // open.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <set>
 
 #include "oracle/check.hpp"
 #include "oracle/drawn.hpp"
