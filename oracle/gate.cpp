@@ -581,6 +581,7 @@ class Gate {
     const Judged& healthy = twin(line, checks, lane);
     keep_failing_twin(healthy.result);
     if (!firing(healthy.result).empty()) return;
+    sites.begin_line();
     for (const FaultOperator& op : fault_operators())
       for (const Site& site : sites_of(healthy)) {
         // Exact data show everything but rounding; on rounding data only what needs it is run
@@ -603,6 +604,7 @@ class Gate {
                                 lane);
           });
           if (out.outcome == ControlResult::caught) sites.caught(op, site, one_rank);
+          if (out.outcome == ControlResult::equivalent) sites.harmless(op, site);
           keep(out);
           progress_.tick();
         }

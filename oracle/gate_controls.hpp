@@ -58,23 +58,32 @@ Expectation expectation(const FaultOperator&, const Site&, bool one_rank, bool o
                         bool gradients_differ, bool linear);
 
 // At which sites an operator is tried: at every one, or only until it was caught once among those
-// that are alike: of one kind of operator, or of one operator, phase and call.
+// that are alike: of one kind of operator, or of one operator, phase and call. Where kinds are
+// alike, an argument that nobody reads behind its call speaks for those of the same line, phase and
+// axis.
 class Sites {
  public:
   enum Alike : uint8_t { every, kind, call };
   explicit Sites(Alike alike) : alike_(alike) {}
 
   bool due(const FaultOperator& op, const Site& site, bool one_rank) const {
+    if (alike_ == kind && op.kind == "in_place" && unread_.contains({site.phase, site.axis}))
+      return false;
     return alike_ == every || !caught_.contains(key(op, site, one_rank));
   }
   void caught(const FaultOperator& op, const Site& site, bool one_rank) {
     caught_.insert(key(op, site, one_rank));
+  }
+  void begin_line() { unread_.clear(); }
+  void harmless(const FaultOperator& op, const Site& site) {
+    if (op.kind == "in_place") unread_.emplace(site.phase, site.axis);
   }
 
  private:
   std::string key(const FaultOperator&, const Site&, bool one_rank) const;
   Alike alike_;
   std::set<std::string> caught_;
+  std::set<std::pair<Phase, std::string>> unread_;
 };
 
 }  // namespace shardproof::gating

@@ -558,5 +558,26 @@ TEST(Operators, AreTriedUntilTheirLikeWasCaught) {
   }
 }
 
+// A kernel that reads no argument behind its call does so at all calls of a line's phase and axis;
+// another line may take other calls. No other operator that did nothing speaks for its like.
+TEST(Operators, AnArgumentThatNobodyReadsSpeaksForItsLineWhereKindsAreAlike) {
+  const FaultOperator &in_place = fault_operator("in_place"), &skip = fault_operator("skip");
+  const auto reduce = site_of(Op::all_reduce, Phase::forward, 2),
+             again = site_of(Op::all_gather, Phase::forward, 2),
+             backward = site_of(Op::all_reduce, Phase::backward, 2);
+  for (const auto& [alike, due] : {std::pair(gating::Sites::every, true),
+                                   {gating::Sites::call, true},
+                                   {gating::Sites::kind, false}}) {
+    gating::Sites sites(alike);
+    sites.harmless(in_place, reduce);
+    EXPECT_EQ(sites.due(in_place, again, false), due);
+    EXPECT_TRUE(sites.due(in_place, backward, false));
+    sites.harmless(skip, reduce);
+    EXPECT_TRUE(sites.due(skip, again, false));
+    sites.begin_line();
+    EXPECT_TRUE(sites.due(in_place, again, false));
+  }
+}
+
 }  // namespace
 }  // namespace shardproof
