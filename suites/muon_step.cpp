@@ -265,10 +265,33 @@ std::vector<Key> keys() {
             "so many of the matrices have 2^-100 of a gradient and momentum: eps is their norm")};
 }
 
-std::vector<std::string> cases(const std::string&) {
+std::vector<std::string> cases(const std::string& tier) {
   const auto smoke = crossed({"muon_step"}, {"tp=2", "tp=4 cut=columns form=gram dtype=f32",
                                              "tp=2 dp=2 owner=one tiny=1 dtype=bf16 wire=f32"});
-  return smoke;
+  if (tier == "smoke") return smoke;
+  const auto ci = together(
+      {smoke,
+       crossed({"muon_step", "muon_step tp=2", "muon_step tp=3", "muon_step tp=8", "muon_step dp=3",
+                "muon_step tp=2 dp=2 cp=2"},
+               {"", "form=gram cut=columns dtype=f32", "form=gram owner=one",
+                "owner=one dtype=bf16 wire=f32 scale=match_rms_adamw"}),
+       // 5, 3 and 1 rows over 8 ranks, matrices of rank 1, and owners without a matrix.
+       crossed({"muon_step tp=8", "muon_step tp=4 dp=2 owner=one matrices=1"},
+               {"rows=5 form=gram", "rows=3 hidden=1", "rows=1 hidden=1 form=gram dtype=f32"}),
+       crossed({"muon_step tp=4", "muon_step tp=2 dp=2 owner=one form=gram"},
+               {"cut=columns", "cut=none", "average=on nesterov=off dtype=f32",
+                "average=on mu=1/2 eps=64", "tiny=2 dtype=f32", "dtype=f16 wire=f32",
+                "strides=transposed", "rows=3 hidden=9 scale=match_rms_adamw", "lr=1 decay=0",
+                "ns_steps=1 dtype=f32", "dtype=f32 acc=f64", "fill=large",
+                "dtype=f32 fill=cancelling"}),
+       {"muon_step dp=8 owner=one", "muon_step dp=4 owner=one matrices=5",
+        "muon_step dp=2 cp=2 owner=one order=dp,cp", "muon_step tp=2 dp=2 order=dp,tp form=gram",
+        "muon_step cp=4 dtype=f32"}});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed({"muon_step tp=8 rows=65 hidden=33", "muon_step tp=5",
+                                "muon_step tp=3 cp=2 rows=31 hidden=50"},
+                               {"", "form=gram", "form=gram cut=columns owner=one",
+                                "owner=one average=on scale=match_rms_adamw"})});
 }
 
 Contract muon_step() {
@@ -283,7 +306,8 @@ Contract muon_step() {
   c.traffic = traffic;
   c.gemms = gemms;
   c.cases = cases;
-  c.illegal = {"muon_step dp=2 ep=2", "muon_step dp=2 dtype=bf16"};
+  c.illegal = {"muon_step dp=2 ep=2", "muon_step dp=2 pp=2", "muon_step tp=2 dp=2 dtype=bf16",
+               "muon_step dp=2 dtype=f32 wire=f16", "muon_step tp=2 dtype=f32 acc=bf16"};
   c.witnesses = {
       "muon_step tp=2 form=gram ns_steps=2 matrices=2", "muon_step dp=3 owner=one matrices=4",
       "muon_step tp=4 cut=columns form=gram ns_steps=1", "muon_step tp=2 dp=2 owner=one eps=64"};
