@@ -37,10 +37,11 @@ std::optional<Rejected> refused_muon_step(const Case& line) {
   for (Axis a : data_axes(line)) ranks *= line.ranks(a);
   return first_refusal(
       other_axes(line),
-      when(in_half(wire) && !data_axes(line).empty(), "a wire of f32 or f64 with dp or cp",
-           "wire of " + std::string(name(wire)),
-           "five iterations make up to 860 times as much of what a gradient is off by: no bound "
-           "says anything; add wire=f32"),
+      when(
+          in_half(wire) && !data_axes(line).empty(), "a wire of f32 or f64 with dp or cp",
+          "wire of " + std::string(name(wire)),
+          "five iterations make up to 860 times as much of what a gradient is off by, and no bound "
+          "says anything: add wire=f32"),
       when(in_half(type_of_key(line, "acc", DType::f64)), "acc=f32 or acc=f64", said(line, "acc"),
            "no bound says anything of iterations in half precision: leave acc out"),
       countable("all matrices of all ranks",

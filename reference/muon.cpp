@@ -18,10 +18,15 @@ struct Iterate {
   double off = 0;
 };
 
-// The greatest singular value of a matrix with this Gram matrix, and what double loses of it.
-double spectral_norm(const Matrix& gram) {
+// Where the singular values of a matrix with this Gram matrix lie, and what double loses of them.
+struct Range {
+  double least = 0, greatest = 0;
+};
+Range singular_values(const Matrix& gram) {
   const Eigen::SelfAdjointEigenSolver<Matrix> solver(gram, Eigen::EigenvaluesOnly);
-  return std::sqrt(std::max(0.0, solver.eigenvalues().maxCoeff())) * (1 + 0x1p-40);
+  const double greatest = std::max(0.0, solver.eigenvalues().maxCoeff()), lost = 0x1p-40 * greatest;
+  return {std::sqrt(std::max(0.0, solver.eigenvalues().minCoeff() - lost)),
+          std::sqrt(greatest + lost)};
 }
 
 // What one iteration makes of the roundings of an iterate that is off.
@@ -48,13 +53,15 @@ Iterate iterated(const Iterate& at, const Quintic& p, double terms, double ranks
   const bool tall = x.rows() > x.cols();
   const Matrix gram = tall ? Matrix(x.transpose() * x) : Matrix(x * x.transpose());
   const Matrix square = gram * gram, factor = p.b * gram + p.c * square;
-  const double e = at.off, s = spectral_norm(gram), r = s + e;
+  const Range s = singular_values(gram);
+  const double e = at.off, r = s.greatest + e;
   // What X X^T and its square are off by where X is.
-  const double gram_off = e * (s + r), square_off = gram_off * (s * s + r * r);
+  const double gram_off = e * (s.greatest + r),
+               square_off = gram_off * (s.greatest * s.greatest + r * r);
   const Made made{p, terms, ranks, u};
   Iterate next;
   next.x = p.a * x + (tall ? Matrix(x * factor) : Matrix(factor * x));
-  next.off = p.steepest(r) * e +
+  next.off = p.steepest(std::max(0.0, s.least - e), r) * e +
              made.error(r, x.norm() + e, gram.norm() + gram_off, square.norm() + square_off,
                         factor.norm() + std::abs(p.b) * gram_off + std::abs(p.c) * square_off);
   return next;
@@ -83,13 +90,15 @@ void put(Uncertain& u, const Off& x) { u.value.push_back(x.value), u.error.push_
 
 double Quintic::at(double s) const { return s * (a + s * s * (b + s * s * c)); }
 
-double Quintic::steepest(double r) const {
-  const auto slope = [this](double square) {
-    return std::abs(a + square * (3 * b + 5 * c * square));
-  };
-  const double bend = -3 * b / (10 * c);  // where p'' is 0
-  const double inside = bend > 0 && bend < r * r ? slope(bend) : 0;
-  return std::max({slope(0), slope(r * r), inside});
+// Where p(s) / s is stationary it is p'(s): that has its greatest values at the ends, or where p''
+// is 0.
+double Quintic::steepest(double l, double r) const {
+  double greatest = 0;
+  for (double y : {l * l, r * r, -3 * b / (10 * c)})  // squares of s
+    if (y >= l * l && y <= r * r)
+      greatest = std::max(
+          {greatest, std::abs(a + y * (3 * b + 5 * c * y)), std::abs(a + y * (b + c * y))});
+  return greatest;
 }
 
 double muon_scale(const MatrixExtents& m, bool match_rms) {

@@ -14,14 +14,16 @@
 // after two. p acts on singular values alone, so that errors are carried in the Frobenius norm:
 //
 //   carried   The derivative of X -> p(X) in a direction E multiplies the entries of E in singular
-//             bases of X, its symmetric and antisymmetric parts apart, by divided differences of p
-//             between s_i and s_j, s_i and -s_j, or s_i and 0 (Daleckii and Krein), each of which
-//             is p' somewhere between the two. With M(r) = max |p'| on [-r, r], and as every matrix
-//             on the way from X to X + E has singular values of at most ||X||_2 + ||E||_F,
-//               ||p(X + E) - p(X)||_F <= M(||X||_2 + ||E||_F) ||E||_F
-//             whatever the size of E. M is 3.4445, p'(0), up to r = 1.187, and 3.97 at 1.2024, the
-//             greatest value of p on [0, 1]: five iterations carry an error of the start by 860 at
-//             most.
+//             bases of X, their symmetric and antisymmetric parts and those outside of the range
+//             apart, by divided differences of p between s_i and s_j, s_i and -s_j, s_i and 0
+//             (Daleckii and Krein). Where all s are in [l, r] the first is p' somewhere there, the
+//             third p(s_i) / s_i, and the second, (p(s_i) + p(s_j)) / (s_i + s_j), a mean of two of
+//             these. With M(l, r) the greatest of |p'(s)| and |p(s) / s| on [l, r], and since on
+//             the way from X to X + E singular values stay within e = ||E||_F of those of X,
+//               ||p(X + E) - p(X)||_F <= M(s_min - e, s_max + e) e
+//             whatever the size of E. M is 3.4445 where there is a singular value of 0, 1.61
+//             between 0.7 and 1.1, and 3.97 at most up to 1.2024, the greatest value of p on [0,
+//             1]: five iterations carry an error of the start by 860 at most.
 //   made      One iteration as computed from X^ = X + E, with r = ||X||_2 + ||E||_F,
 //             S = ||X||_F + ||E||_F, sums of K terms, and of p parts where ranks add A up:
 //               e_A = gamma_(K+p) S^2
@@ -44,7 +46,7 @@ namespace shardproof::reference {
 struct Quintic {
   double a = 3.4445, b = -4.7750, c = 2.0315;
   double at(double s) const;
-  double steepest(double r) const;  // max |p'| on [-r, r]
+  double steepest(double l, double r) const;  // greatest |p'(s)| and |p(s) / s| on [l, r]
 };
 
 struct MatrixExtents {
