@@ -208,6 +208,29 @@ int gate_of(const Words& words, Options options, const Registry& registry) {
   return skip_code;
 }
 
+std::vector<std::string> contracts_of(const Registry& registry) {
+  std::vector<std::string> names;
+  for (const Contract& c : registry.contracts()) names.push_back(c.name);
+  return names;
+}
+
+// A contract or family that there is, and that the model has no lines of.
+void refuse_beside_the_model(const std::vector<std::string>& patterns, const Registry& registry,
+                             const Registry& model) {
+  const auto known = [](const Registry& r, const std::string& word) {
+    return contains(contracts_of(r), word) || contains(r.families(), word);
+  };
+  for (const std::string& pattern : patterns) {
+    std::istringstream words(pattern);
+    for (std::string word; words >> word;)
+      if (known(registry, word) && !known(model, word))
+        throw BadInput(
+            fmt::format("PATTERN: expected what the model has lines of, met '{}', of which it has "
+                        "none; with these ranks it has lines of {}",
+                        word, joined(contracts_of(model), ", ")));
+  }
+}
+
 int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   Options options = options_of(words, argc, argv);
   if (options.in_process && options.transports != std::vector<std::string>{"threads"})
@@ -219,6 +242,7 @@ int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   options.patterns = words.plain;
   const auto model = model_of(words, options, registry);
   if (!model) return gate_of(words, options, registry);
+  refuse_beside_the_model(options.patterns, registry, model->registry);
   plan_gate(options, model->registry);  // nothing is said of what is refused
   say(model->text);
   return gate_of(words, options, model->registry);

@@ -205,14 +205,18 @@ void refuse_too_big(const Case& line, const std::vector<std::string>& checks,
   refuse_too_big(plan_case(line, declared_of(line, registry), {}, registry), checks);
 }
 
-void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,
-                       const Registry& registry) {
-  const Evidence e = plan_case(line, declared_of(line, registry), checks, registry);
+void refuse_overflow(const Evidence& e, const Registry& registry) {
+  const Case& line = *e.line;
   if (!may_overflow(line, fill_of(line))) return;
   Truths truths(registry);
   for (const Shot& s : e.shots)
     for (const Feed& f : s.feeds)
       if (may_overflow(line, f.fill)) refuse_overflow(e, truths.get(line, e, f));
+}
+
+void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,
+                       const Registry& registry) {
+  refuse_overflow(plan_case(line, declared_of(line, registry), checks, registry), registry);
 }
 
 }  // namespace shardproof

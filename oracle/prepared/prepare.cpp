@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <set>
 
+#include "oracle/cost.hpp"
 #include "oracle/due.hpp"
 #include "oracle/prepared/answer.hpp"
 #include "oracle/tensors/safetensors.hpp"
@@ -162,6 +163,7 @@ std::vector<Lacking> lacking(const Options& options, const std::vector<Case>& li
 Member prepare_case(const Case& line, const std::vector<std::string>& only,
                     const std::string& folder, const Registry& registry) {
   const Plan plan = plan_of(line, only, registry);
+  refuse_overflow(plan.evidence, registry);
   holds_no(battery_name, folder);
   make_folder(folder);
   return write_case(plan, folder);
@@ -185,6 +187,7 @@ Battery prepare_battery(const Options& options, const std::string& folder,
     std::optional<Plan> plan;
     try {
       plan = plan_of(line, options.checks, registry);
+      refuse_overflow(plan->evidence, registry);
     } catch (const std::runtime_error& e) {
       b.left_out.push_back(fmt::format("{}: {}", print(line), e.what()));
       continue;

@@ -452,7 +452,11 @@ TEST(ModelCommand, WrongCallsAreOneLine) {
       {{"gate", "--model", gpt2, "--tp", "two"}, "'two'"},
       {{"gate", "--model", qwen, "--tp", "8"}, "28 heads"},
       {{"gate", "--model", gpt2, "--tp", "4", "--cp", "32"}, "ranks"},
-      {{"gate", "mapping", "--model", gpt2}, "'mapping'"},
+      {{"gate", "mapping", "--model", gpt2}, "met 'mapping', of which it has none"},
+      {{"gate", "tp=2 sharded_step", "--model", gpt2},
+       "met 'sharded_step', of which it has none; with these ranks it has lines of "},
+      {{"gate", "attention_ring", "--model", gpt2}, "met 'attention_ring', of which it has none"},
+      {{"gate", "mappign", "--model", gpt2}, "as `shardproof list` names them, met 'mappign'"},
       {{"gate", "--model", gpt2, "--failed", "x"}, "--failed"},
   };
   for (const auto& [words, says] : wrong) {
