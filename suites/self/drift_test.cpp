@@ -416,20 +416,78 @@ struct DiesWhileItWaits final : primitives::Block {
   }
 };
 
-TEST(Drift, ARankThatDiesBetweenItsStepsIsNamed) {
+Registry with_control(const char* name, std::function<std::unique_ptr<Kernel>()> make) {
   Registry r = all_families();
-  Control dies;
-  dies.name = "dies_while_it_waits";
-  dies.contract = "block";
-  dies.witness = "block tp=2 sp=on";
-  dies.make = [] { return std::make_unique<DiesWhileItWaits>(); };
-  r.add(std::move(dies));
+  Control c;
+  c.name = name;
+  c.contract = "block";
+  c.witness = "block tp=2 sp=on";
+  c.make = std::move(make);
+  r.add(std::move(c));
+  return r;
+}
+
+TEST(Drift, ARankThatDiesBetweenItsStepsIsNamed) {
+  const Registry r =
+      with_control("dies_while_it_waits", [] { return std::make_unique<DiesWhileItWaits>(); });
   DriftOptions o;
   o.steps = 2000;
   const DriftLine line = parse_drift(words_of("block tp=2 sp=on control=dies_while_it_waits@0"), r);
   const DriftReport report = run_drift(line, o, Options{}, r);
   EXPECT_TRUE(report.ended.starts_with("rank 1 was killed by SIGALRM")) << report.ended;
   EXPECT_EQ(report.ended.find("in was in"), std::string::npos) << report.ended;
+}
+
+struct ThrowsOnRankOne final : primitives::Block {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    if (rank.world_rank() == 1) throw std::runtime_error("no workspace is left");
+    return Block::forward(rank, inputs, outputs);
+  }
+};
+
+// Rank 0 waits for a call that never comes, and is let go: what ended is the other's.
+TEST(Drift, ARankThatThrowsIsNamedAndNotTheOneThatWaitedForIt) {
+  const Registry r = with_control("throws", [] { return std::make_unique<ThrowsOnRankOne>(); });
+  DriftOptions o;
+  o.steps = 4;
+  const DriftReport report =
+      run_drift(parse_drift(words_of("block tp=2 sp=on control=throws@2"), r), o, Options{}, r);
+  EXPECT_EQ(report.ended_at, 2);
+  EXPECT_TRUE(report.ended.starts_with("rank 1 ")) << report.ended;
+  EXPECT_NE(report.ended.find("no workspace is left"), std::string::npos) << report.ended;
+}
+
+const Sighting* sighting(const DriftReport& r, const std::string& check,
+                         const std::string& tensor) {
+  for (const Sighting& s : r.seen)
+    if (s.check.find(check) != std::string::npos && s.finding.tensor == tensor) return &s;
+  return nullptr;
+}
+
+// Of w [out, in], cut over tp, ranks 0 and 2 hold one half and ranks 1 and 3 the other. One bit of
+// rank 3's differs from rank 1's; rank 0, which is first, holds other elements.
+TEST(Drift, ACopyIsHeldAgainstOneOfItsOwnElements) {
+  const DriftReport r = drift("linear_row tp=2 dp=2 control=replica_bit_flip@2", 3);
+  const Sighting *hash = sighting(r, "hash", "w"), *update = sighting(r, "update", "w");
+  ASSERT_TRUE(hash && update);
+  for (const Sighting* s : {hash, update}) {
+    EXPECT_EQ(s->finding.rank, 3) << s->check;
+    EXPECT_EQ(s->finding.ranks, std::vector<int>{3}) << s->check;
+    EXPECT_EQ(s->finding.wrong, 1) << s->check;
+  }
+  EXPECT_EQ(hash->finding.holders, std::vector<int>{3});
+}
+
+// Both halves part where each rank is updated with its own gradient: ranks 2 and 3 do, of which
+// rank 2 alone holds the element that is shown.
+TEST(Drift, HoldersAreThoseOfTheElementThatIsShown) {
+  const DriftReport r = drift("linear_row tp=2 dp=2 control=gradient_reduced_after_step@2", 3);
+  const Sighting* hash = sighting(r, "hash", "w");
+  ASSERT_TRUE(hash);
+  EXPECT_EQ(hash->finding.rank, 2);
+  EXPECT_EQ(hash->finding.ranks, (std::vector<int>{2, 3}));
+  EXPECT_EQ(hash->finding.holders, std::vector<int>{2});
 }
 
 TEST(Drift, AFaultThatIsNotReachedIsNoDrift) {
