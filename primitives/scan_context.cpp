@@ -74,7 +74,6 @@ View ScanContext::state_before(Rank&, const View& entering) const { return enter
 
 void ScanContext::fold(Rank& rank, const Summaries& all, const std::vector<int64_t>& chain,
                        const View& state, bool) {
-  if (chain.empty()) return set_zero(state);
   const Kept passing = uploaded(passes(ContextLine(rank.line()))), order = uploaded(chain);
   perform(FoldStates{tensor(all.parts), tensor(all.decays), tensor(passing.view()),
                      tensor(order.view()), tensor(state), state.elements() / all.decays.shape[1],

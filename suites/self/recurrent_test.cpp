@@ -406,24 +406,90 @@ TEST(Plans, SubjectsOfThemPassEveryCheck) {
   }
 }
 
+// ---- Bodies
+
+primitives::Tensor tensor_of(Values& v, std::vector<int64_t> shape) {
+  return primitives::tensor(
+      view_of(reinterpret_cast<std::byte*>(v.data()), DType::f64, std::move(shape)));
+}
+primitives::Tensor tensor_of(List& v) {
+  return primitives::tensor(
+      view_of(reinterpret_cast<std::byte*>(v.data()), DType::i64, {int64_t(v.size())}));
+}
+
 // A state of infinities stays in its document: what does not go through is selected, not
 // multiplied.
 TEST(Fold, DoesNotReadWhatDoesNotGoThrough) {
-  const double inf = std::numeric_limits<double>::infinity();
-  Values parts{inf, 2, 5}, decays{1, 3, 7}, state{0};
+  Values parts{std::numeric_limits<double>::infinity(), 2, 5}, decays{1, 3, 7}, state{0};
   List passes{1, 0, 1}, chain{0, 1, 2};
-  const auto tensor = [](auto& v, std::vector<int64_t> shape, DType type) {
-    return primitives::tensor(view_of(reinterpret_cast<std::byte*>(v.data()), type, shape));
-  };
-  const primitives::FoldStates fold{tensor(parts, {3, 1}, DType::f64),
-                                    tensor(decays, {3, 1}, DType::f64),
-                                    tensor(passes, {3}, DType::i64),
-                                    tensor(chain, {3}, DType::i64),
-                                    tensor(state, {1}, DType::f64),
+  const primitives::FoldStates fold{tensor_of(parts, {3, 1}),
+                                    tensor_of(decays, {3, 1}),
+                                    tensor_of(passes),
+                                    tensor_of(chain),
+                                    tensor_of(state, {1}),
                                     1,
                                     true};
   fold.at(0);
   EXPECT_EQ(state[0], 7 * 2 + 5);
+}
+
+// Two tokens, one of padding, one of the next document. S = 2 10 + 3 5, then -1 S + 7; 1 11.
+TEST(States, OfPaddingAreZeroAndItIsNotRead) {
+  const double nan = std::nan("");
+  Values a{2, -1, nan, nan}, k{3, 7, nan, 1}, v{5, 1, nan, 11}, entering{10}, states(4, nan),
+      leaving{nan};
+  List reach{4, 5, -1, 0};
+  const primitives::Chunk chunk{tensor_of(a, {4, 1}), tensor_of(reach), 1, 1, 1, 1};
+  primitives::States{chunk,
+                     tensor_of(k, {4, 1}),
+                     tensor_of(v, {4, 1}),
+                     tensor_of(entering, {1}),
+                     tensor_of(states, {4}),
+                     tensor_of(leaving, {1}),
+                     true}
+      .at(0);
+  EXPECT_EQ(states, (Values{35, -28, 0, 11}));
+  EXPECT_EQ(leaving, (Values{11}));
+}
+
+// Backward: 10 + 1 11, nothing over the start of its document, then 7 and -1 7 + 3 5, 2 times that.
+TEST(Adjoints, OfPaddingAreZeroAndItIsNotRead) {
+  const double nan = std::nan("");
+  Values a{2, -1, nan, nan}, q{3, 7, nan, 1}, g{5, 1, nan, 11}, entering{10}, adjoints(4, nan),
+      leaving{nan};
+  List reach{4, 5, -1, 0};
+  const primitives::Chunk chunk{tensor_of(a, {4, 1}), tensor_of(reach), 1, 1, 1, 1};
+  primitives::Adjoints{chunk,
+                       tensor_of(q, {4, 1}),
+                       tensor_of(g, {4, 1}),
+                       tensor_of(entering, {1}),
+                       tensor_of(adjoints, {4}),
+                       tensor_of(leaving, {1}),
+                       true}
+      .at(0);
+  EXPECT_EQ(adjoints, (Values{8, 7, 0, 21}));
+  EXPECT_EQ(leaving, (Values{16}));
+}
+
+// [[1, 2], [3, 4]] times (1, 10), or turned.
+TEST(StateProduct, ReadsAStateEitherWayAndNoPadding) {
+  const double nan = std::nan("");
+  Values m{1, 2, 3, 4, nan, nan, nan, nan}, x{1, 10, nan, nan}, out(4, nan);
+  List reach{0, -1};
+  primitives::StateProduct product{tensor_of(m, {2, 1, 2, 2}),
+                                   tensor_of(x, {2, 1, 2}),
+                                   tensor_of(reach),
+                                   tensor_of(out, {2, 1, 2}),
+                                   1,
+                                   2,
+                                   2,
+                                   false,
+                                   true};
+  for (int64_t i = 0; i < 4; ++i) product.at(i);
+  EXPECT_EQ(out, (Values{21, 43, 0, 0}));
+  product.turned = true;
+  for (int64_t i = 0; i < 4; ++i) product.at(i);
+  EXPECT_EQ(out, (Values{31, 42, 0, 0}));
 }
 
 // 3 rows before a block of 2: two of the neighbour, one of the block before it.
