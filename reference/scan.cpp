@@ -47,9 +47,10 @@ void each_before(const Head& h, In a, size_t t, const Visit& visit) {
 
 // sum += factor x y^T, [d_k, d_v].
 void add_outer(const Head& h, double factor, In x, size_t t, In y, Values& sum) {
-  for (size_t i = 0; i < sum.size(); ++i)
-    sum[i] += factor * x[h.key(t) + i / size_t(h.shape.value_dim)] *
-              y[h.value(t) + i % size_t(h.shape.value_dim)];
+  const size_t keys = size_t(h.shape.key_dim), n = size_t(h.shape.value_dim);
+  const double *column = &x[h.key(t)], *row = &y[h.value(t)];
+  for (size_t i = 0; i < keys; ++i)
+    for (size_t j = 0; j < n; ++j) sum[i * n + j] += factor * column[i] * row[j];
 }
 
 // sum over s < i of D(i-1,s) k_s v_s^T, with that over t >= i of D(t,i) q_t g_t^T.

@@ -390,6 +390,12 @@ const Registry& with_plans() {
   return registry;
 }
 
+TEST(Plans, AreKnownToTheGate) {
+  Options options;
+  options.tier = "smoke";
+  EXPECT_NO_THROW(plan_gate(options, with_plans()));
+}
+
 TEST(Plans, SubjectsOfThemPassEveryCheck) {
   for (const char* line :
        {"scan_context subject=ring cp=4 tokens=16", "scan_context subject=ring cp=3 docs=5,9,1",
