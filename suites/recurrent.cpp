@@ -198,8 +198,8 @@ Contract conv_context() {
                "conv_context dp=2",
                "conv_context cp=2 docs=7,-1,8",
                "conv_context cp=2 docs=7,1 tokens=9"};
-  c.witnesses = {"conv_context cp=2 docs=7,5 channels=2", "conv_context cp=3 tokens=12 channels=2",
-                 "conv_context cp=4 tokens=8 channels=2",
+  c.witnesses = {"conv_context cp=2 docs=7,5 channels=2", "conv_context cp=3 tokens=6 channels=2",
+                 "conv_context cp=4 tokens=16 channels=2",
                  "conv_context cp=2 dp=2 seq=8 batch=2 channels=2"};
   return c;
 }
