@@ -284,9 +284,9 @@ std::vector<std::string> cases(const std::string& tier) {
                 "strides=transposed", "rows=3 hidden=9 scale=match_rms_adamw", "lr=1 decay=0",
                 "ns_steps=1 dtype=f32", "dtype=f32 acc=f64", "fill=large",
                 "dtype=f32 fill=cancelling"}),
-       {"muon_step dp=8 owner=one", "muon_step dp=4 owner=one matrices=5",
-        "muon_step dp=2 cp=2 owner=one order=dp,cp", "muon_step tp=2 dp=2 order=dp,tp form=gram",
-        "muon_step cp=4 dtype=f32"}});
+       {"muon_step dp=8 owner=one", "muon_step dp=4 owner=one matrices=5 rows=6", "muon_step dp=2",
+        "muon_step cp=2 owner=one dtype=f32", "muon_step dp=2 cp=2 owner=one order=dp,cp",
+        "muon_step tp=2 dp=2 order=dp,tp form=gram", "muon_step cp=4 dtype=f32"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed({"muon_step tp=8 rows=65 hidden=33", "muon_step tp=5",
                                 "muon_step tp=3 cp=2 rows=31 hidden=50"},

@@ -144,6 +144,17 @@ struct GatheredAlongRows final : MuonStep {
   }
 };
 
+// The direction travels in the type of the parameters: in these, which are rounded as it was,
+// little of that is left to see.
+struct GatheredAsStored final : MuonStep {
+  void gather(Parallel& p, const View& shard, const View& all) override {
+    const View sent = p.workspace(p.storage, shard.shape), came = p.workspace(p.storage, all.shape);
+    convert(shard, sent);
+    MuonStep::gather(p, sent, came);
+    convert(came, all);
+  }
+};
+
 // A matrix that is iterated as its transpose comes back as that.
 struct NotTurnedBack final : MuonStep {
   Views directions_made_orthogonal(Parallel& p, const std::vector<CutMatrix>& list,
@@ -322,6 +333,24 @@ struct GradientsReducedTwice final : MuonStep {
 struct ReducedOverDpAlone final : MuonStep {
   void reduce(Parallel& p, Communicator&, const View& in, const View& out) override {
     p.rank.along(Axis::dp).all_reduce(in, out);
+  }
+};
+
+// Copies over tp have the same gradient, and it is added up.
+struct CopiesSummedOverTp final : MuonStep {
+  void reduce(Parallel& p, Communicator& data, const View& in, const View& out) override {
+    MuonStep::reduce(p, data, in, out);
+    p.tp.all_reduce(out, out);
+  }
+};
+
+// In the type of the parameters, whatever type was asked for.
+struct GradientsReducedAsStored final : MuonStep {
+  void reduce(Parallel& p, Communicator& data, const View& in, const View& out) override {
+    const View sent = p.workspace(p.storage, in.shape), sum = p.workspace(p.storage, out.shape);
+    convert(in, sent);
+    MuonStep::reduce(p, data, sent, sum);
+    convert(sum, out);
   }
 };
 
@@ -517,6 +546,8 @@ const Row rows[] = {
        "NVIDIA/Megatron-LM 7162", "tp=2", "p >= 2"),
     of("muon_gathered_along_rows", twin<GatheredAlongRows>, "forward", "ledger,lockstep,replica",
        "microsoft/dion 114", "tp=2 cut=columns", "columns that are cut"),
+    of("muon_gathered_as_stored", twin<GatheredAsStored>, "ledger", "lockstep,replica",
+       "NVIDIA/Megatron-LM 1428", "tp=2 dtype=bf16 lr=1", "a direction wider than storage"),
     of("muon_not_turned_back", twin<NotTurnedBack>, "forward", "ledger,lockstep,replica",
        "a result that is copied back before it is turned back", "dp=2",
        "a matrix with more rows than columns"),
@@ -560,6 +591,12 @@ const Row rows[] = {
        "lockstep,replica", "hamishivi/tmax 9", "dp=2", "p >= 2"),
     of("muon_gradient_reduced_over_dp_alone", twin<ReducedOverDpAlone>, "forward,ledger,replica",
        "lockstep", "pytorch/torchtitan 685", "dp=2 cp=2", "two axes"),
+    of("muon_copies_summed_over_tp", twin<CopiesSummedOverTp>, "forward,ledger", "lockstep,replica",
+       "gradients of replicated parameters that are summed over tp as well", "tp=2 dp=2 cut=none",
+       "copies over tp"),
+    of("muon_gradient_reduced_as_stored", twin<GradientsReducedAsStored>, "forward,ledger",
+       "lockstep,replica", "pytorch/pytorch 190626", "dp=4 dtype=bf16 wire=f32",
+       "wire wider than storage"),
     of("muon_own_part_reduced", twin<OwnPartReduced>, "forward,replica", "ledger,lockstep",
        "deepspeedai/DeepSpeed 7807", "dp=2", "p >= 2"),
     of("muon_scale_of_transpose", twin<ScaleOfTranspose>, "forward", "ledger,lockstep,replica",
