@@ -19,9 +19,16 @@
 namespace shardproof {
 namespace linears {
 
-Key extent(const char* name, const char* fallback, int64_t low, const char* help) {
+Key extent(const char* name, const char* fallback, int64_t low, const char* help, int64_t high) {
   Key k{name, fallback, help};
-  k.low = low, k.high = 1 << 24;
+  k.low = low, k.high = high;
+  return k;
+}
+
+Key choice(const char* name, const char* fallback, std::vector<std::string> choices,
+           const char* help) {
+  Key k{name, fallback, help};
+  k.choices = std::move(choices);
   return k;
 }
 

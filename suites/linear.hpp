@@ -12,7 +12,10 @@
 
 namespace shardproof::linears {
 
-Key extent(const char* name, const char* fallback, int64_t low, const char* help);
+Key extent(const char* name, const char* fallback, int64_t low, const char* help,
+           int64_t high = 1 << 24);
+Key choice(const char* name, const char* fallback, std::vector<std::string> choices,
+           const char* help);
 Key toggle(const char* name, const char* fallback, const char* help);
 // One of these words, the first where none is given.
 Key choice(const char* name, std::vector<std::string> choices, const char* help);

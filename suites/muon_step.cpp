@@ -27,12 +27,7 @@ bool owned_by_one(const Case& c) { return c.text("owner") == "one"; }
 bool by_gram(const Case& c) { return c.text("form") == "gram"; }
 bool is_cut(const Case& c) { return c.text("cut") != "none" && c.ranks(Axis::tp) > 1; }
 
-std::vector<Axis> data_axes(const Case& c) {
-  std::vector<Axis> list;
-  for (Axis a : {Axis::cp, Axis::dp})
-    if (c.ranks(a) > 1) list.push_back(a);
-  return list;
-}
+std::vector<Axis> data_axes(const Case& c) { return reading::with_ranks(c, {Axis::cp, Axis::dp}); }
 int64_t data_ranks(const Case& c) { return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp); }
 int data_rank(const Case& c, int rank) {
   const Mesh mesh = c.mesh();
@@ -228,24 +223,11 @@ std::vector<Gemm> gemms(const Case& c, int rank) {
 
 // ---- Lines
 
-Key choice(const char* name, const char* fallback, std::vector<std::string> choices,
-           const char* help) {
-  Key k{name, fallback, help};
-  k.choices = std::move(choices);
-  return k;
-}
-
-Key count(const char* name, const char* fallback, int64_t low, const char* help) {
-  Key k = extent(name, fallback, low, help);
-  k.high = 16;
-  return k;
-}
-
 std::vector<Key> keys() {
   return {
       extent("rows", "7", 1, "rows of matrices 0, 2, ..., columns of 1, 3, ..."),
       extent("hidden", "4", 1, "the other extent of matrix 0, one more for each next one"),
-      count("matrices", "3", 1, "how many"),
+      extent("matrices", "3", 1, "how many", 16),
       choice("cut", "rows", {"rows", "columns", "none"},
              "what of each matrix tp cuts; none: each of its ranks has all of it"),
       choice("form", "gather", {"gather", "gram"},
@@ -255,14 +237,15 @@ std::vector<Key> keys() {
       choice("mu", "0.95", {"0.95", "1/2"}, "momentum"),
       toggle("average", "off", "the gradient enters the momentum with weight 1 - mu, not 1"),
       toggle("nesterov", "on", "the direction is g + mu m', not m'"),
-      count("ns_steps", "5", 1, "iterations of Newton and Schulz"),
+      extent("ns_steps", "5", 1, "iterations of Newton and Schulz", 16),
       positive("eps", "0.0000001", "the least norm that a direction is divided by"),
       choice("scale", "original", {"original", "match_rms_adamw"},
              "sqrt(max(1, rows / columns)), or 0.2 sqrt(max(rows, columns))"),
       choice("lr", "1/8", {"1", "1/2", "1/4", "1/8", "1/64"}, "step size"),
       choice("decay", "1/4", {"0", "1/4", "1/2"}, "weight decay, decoupled"),
-      count("tiny", "0", 0,
-            "so many of the matrices have 2^-100 of a gradient and momentum: eps is their norm")};
+      extent("tiny", "0", 0,
+             "so many of the matrices have 2^-100 of a gradient and momentum: eps is their norm",
+             16)};
 }
 
 std::vector<std::string> cases(const std::string& tier) {

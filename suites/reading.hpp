@@ -3,6 +3,7 @@
 #pragma once
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,6 +33,14 @@ inline double number(const Case& line, const char* key, double fallback = 0) {
 }
 
 inline double kept_share(const Case& line) { return 1 - number(line, "dropout"); }
+
+// Of these axes, in this order, those that have ranks.
+inline std::vector<Axis> with_ranks(const Case& line, std::initializer_list<Axis> axes) {
+  std::vector<Axis> list;
+  for (Axis axis : axes)
+    if (line.ranks(axis) > 1) list.push_back(axis);
+  return list;
+}
 
 // Axes of more than one rank over which a layer sums a gradient: tp where `over_tp`, cp and dp
 // unless reduce=tp leaves these to the training step.

@@ -31,13 +31,8 @@ bool adamw(const Case& c) { return c.text("rule") == "adamw"; }
 bool clips(const Case& c) { return !c.text("clip").empty(); }
 bool takes_mean(const Case& c) { return c.text("reduce") == "mean"; }
 bool keeps_masters(const Case& c) { return c.text("master") == "kept"; }
+using reading::with_ranks;
 
-std::vector<Axis> with_ranks(const Case& c, std::initializer_list<Axis> axes) {
-  std::vector<Axis> list;
-  for (Axis a : axes)
-    if (c.ranks(a) > 1) list.push_back(a);
-  return list;
-}
 std::vector<Axis> cut_over(const Case& c) {
   return c.text("shard") == "cp" ? with_ranks(c, {Axis::cp}) : with_ranks(c, {Axis::cp, Axis::dp});
 }
@@ -252,13 +247,6 @@ std::optional<int64_t> integer_range(const Case& c) {
   const int64_t lr = std::llround(1 / reading::number(c, "lr")),
                 share = decay > 0 ? std::llround(1 / decay) : 2;
   return range_of_products(c, mean * (lr * share + 1 + share / 2) + share * p, 1);
-}
-
-Key choice(const char* name, const char* fallback, std::vector<std::string> choices,
-           const char* help) {
-  Key k{name, fallback, help};
-  k.choices = std::move(choices);
-  return k;
 }
 
 std::vector<Key> keys() {
