@@ -130,18 +130,14 @@ MuonStep::Indices MuonStep::owned(Parallel& p, size_t matrices, int rank) const 
   return list;
 }
 
-// ---- Gradients
-
-namespace {
-
-// Of every owner, or of all matrices where each rank has them all.
-std::vector<std::vector<size_t>> by_owner(int ranks, const auto& owned) {
-  std::vector<std::vector<size_t>> list;
-  for (int r = 0; r < ranks; ++r) list.push_back(owned(r));
+std::vector<MuonStep::Indices> MuonStep::by_owner(Parallel& p, size_t matrices) const {
+  std::vector<Indices> list;
+  const int owners = owned_by_one(p.rank.line()) ? group_of_data(p).size() : 1;
+  for (int r = 0; r < owners; ++r) list.push_back(owned(p, matrices, r));
   return list;
 }
 
-}  // namespace
+// ---- Gradients
 
 void MuonStep::reduce(Parallel& p, Communicator& data, const View& in, const View& out) {
   if (owned_by_one(p.rank.line()))
@@ -152,11 +148,12 @@ void MuonStep::reduce(Parallel& p, Communicator& data, const View& in, const Vie
 
 Views MuonStep::reduced_gradients(Parallel& p, const MuonTensors& t) {
   Communicator& data = group_of_data(p);
-  const bool one = owned_by_one(p.rank.line()), alone = data.size() == 1;
-  const auto of_rank = [&](int r) { return owned(p, t.g.size(), r); };
-  const OwnedBuffer b = laid_out(t.g, by_owner(one ? data.size() : 1, of_rank));
+  const auto owners = by_owner(p, t.g.size());
+  const OwnedBuffer b = laid_out(t.g, owners);
+  const size_t own_part = owners.size() > 1 ? size_t(data.rank()) : 0;
+  const bool alone = data.size() == 1;
   const DType wire = alone ? p.accumulate : p.wire;
-  const View all = p.workspace(wire, {b.block * (one ? data.size() : 1)});
+  const View all = p.workspace(wire, {b.block * int64_t(owners.size())});
   pack(b.places, t.g, all);
   View sum = all;
   if (!alone) {
@@ -164,9 +161,9 @@ Views MuonStep::reduced_gradients(Parallel& p, const MuonTensors& t) {
     reduce(p, data, all, sum);
   }
   Views own;
-  for (size_t k : of_rank(data.rank())) {
+  for (size_t k : owners[own_part]) {
     own.push_back(p.workspace(p.accumulate, t.g[k].shape));
-    const int64_t place = b.places[k] - (one ? data.rank() * b.block : 0);
+    const int64_t place = b.places[k] - int64_t(own_part) * b.block;
     convert(sum.narrow(0, place, own.back().elements()), own.back());
   }
   return own;
@@ -264,44 +261,58 @@ void gram_of(Parallel& p, const View& x, bool is_turned, const View& gram) {
 
 }  // namespace
 
-Views MuonStep::orthogonalised(Parallel& p, const std::vector<CutMatrix>& list, const Views& u,
-                               bool summed) {
-  const MuonNumbers by = numbers(p.rank.line());
-  Views x;
-  if (list.empty()) return x;
-  View squares = p.workspace(p.accumulate, {int64_t(list.size())});
-  for (size_t k = 0; k < list.size(); ++k)
-    perform(SumOfSquares{tensor(u[k]), Tensor{}, tensor(squares.narrow(0, int64_t(k), 1))},
+Views MuonStep::normalised(Parallel& p, const Views& u, bool summed) {
+  const auto count = int64_t(u.size());
+  View squares = p.workspace(p.accumulate, {count});
+  for (int64_t k = 0; k < count; ++k)
+    perform(SumOfSquares{tensor(u[size_t(k)]), Tensor{}, tensor(squares.narrow(0, k, 1))},
             "a sum of squares");
-  const auto over_tp = [&](const View& own, auto sum) {
-    if (!summed) return own;
-    const View total = p.workspace(p.accumulate, own.shape);
-    (this->*sum)(p, own, total);
-    return total;
-  };
-  squares = over_tp(squares, &MuonStep::sum_squares);
+  if (summed) {
+    const View total = p.workspace(p.accumulate, {count});
+    sum_squares(p, squares, total);
+    squares = total;
+  }
+  const double eps = numbers(p.rank.line()).eps;
+  Views x;
+  for (int64_t k = 0; k < count; ++k) {
+    x.push_back(p.workspace(p.accumulate, u[size_t(k)].shape));
+    normalise(p, u[size_t(k)], squares.narrow(0, k, 1), eps, x.back());
+  }
+  return x;
+}
+
+Views MuonStep::iterated(Parallel& p, const std::vector<CutMatrix>& list, const Views& x,
+                         bool summed) {
   std::vector<int64_t> sides, places;
   int64_t elements = 0;
-  for (size_t k = 0; k < list.size(); ++k) {
-    x.push_back(p.workspace(p.accumulate, u[k].shape));
-    normalise(p, u[k], squares.narrow(0, int64_t(k), 1), by.eps, x[k]);
+  for (size_t k = 0; k < x.size(); ++k) {
     sides.push_back(x[k].shape[turned(p, list[k], x[k]) ? 1 : 0]);
     places.push_back(std::exchange(elements, elements + sides[k] * sides[k]));
   }
-  const auto gram = [&](const View& flat, size_t k) {
-    return shaped(flat.narrow(0, places[k], sides[k] * sides[k]), {sides[k], sides[k]});
+  View grams = p.workspace(p.accumulate, {elements});
+  const auto gram = [&](size_t k) {
+    return shaped(grams.narrow(0, places[k], sides[k] * sides[k]), {sides[k], sides[k]});
   };
-  for (int64_t i = 0; i < by.iterations; ++i) {
-    View grams = p.workspace(p.accumulate, {elements});
-    for (size_t k = 0; k < list.size(); ++k)
-      gram_of(p, x[k], turned(p, list[k], x[k]), gram(grams, k));
-    grams = over_tp(grams, &MuonStep::sum_grams);
-    for (size_t k = 0; k < list.size(); ++k) {
-      const View next = p.workspace(p.accumulate, x[k].shape);
-      iterate(p, gram(grams, k), turned(p, list[k], x[k]), x[k], next);
-      x[k] = next;
-    }
+  for (size_t k = 0; k < x.size(); ++k) gram_of(p, x[k], turned(p, list[k], x[k]), gram(k));
+  if (summed) {
+    const View total = p.workspace(p.accumulate, {elements});
+    sum_grams(p, grams, total);
+    grams = total;
   }
+  Views next;
+  for (size_t k = 0; k < x.size(); ++k) {
+    next.push_back(p.workspace(p.accumulate, x[k].shape));
+    iterate(p, gram(k), turned(p, list[k], x[k]), x[k], next[k]);
+  }
+  return next;
+}
+
+Views MuonStep::orthogonalised(Parallel& p, const std::vector<CutMatrix>& list, const Views& u,
+                               bool summed) {
+  if (list.empty()) return {};
+  Views x = normalised(p, u, summed);
+  const int64_t iterations = numbers(p.rank.line()).iterations;
+  for (int64_t i = 0; i < iterations; ++i) x = iterated(p, list, x, summed);
   return x;
 }
 
@@ -336,40 +347,44 @@ void MuonStep::publish(Parallel& p, const View& own, const View& all) {
 }
 
 void MuonStep::hand_out(Parallel& p, const Views& own, const MuonTensors& t) {
-  Communicator& data = group_of_data(p);
-  const auto of_rank = [&](int r) { return owned(p, t.w.size(), r); };
-  const Indices mine = of_rank(data.rank());
-  if (!owned_by_one(p.rank.line()) || data.size() == 1) {
-    for (size_t i = 0; i < mine.size(); ++i) convert(own[i], t.next_w[mine[i]]);
+  const int rank = group_of_data(p).rank();
+  const auto owners = by_owner(p, t.w.size());
+  if (owners.size() == 1) {
+    for (size_t k = 0; k < own.size(); ++k) convert(own[k], t.next_w[k]);
     return;
   }
-  const OwnedBuffer b = laid_out(t.w, by_owner(data.size(), of_rank));
+  const OwnedBuffer b = laid_out(t.w, owners);
   const View part = p.workspace(p.storage, {b.block}),
-             all = p.workspace(p.storage, {b.block * data.size()});
+             all = p.workspace(p.storage, {b.block * int64_t(owners.size())});
   set_zero(part);
-  for (size_t i = 0; i < mine.size(); ++i)
-    convert(own[i], part.narrow(0, b.places[mine[i]] - data.rank() * b.block, own[i].elements()));
+  for (size_t i = 0; i < own.size(); ++i)
+    convert(own[i],
+            part.narrow(0, b.places[owners[size_t(rank)][i]] - rank * b.block, own[i].elements()));
   publish(p, part, all);
   unpack(b.places, all, t.next_w);
 }
 
+Views MuonStep::directions(Parallel& p, const MuonTensors& t, const Indices& own) {
+  const Views g = reduced_gradients(p, t);
+  Views u;
+  for (size_t i = 0; i < own.size(); ++i) {
+    u.push_back(p.workspace(p.accumulate, g[i].shape));
+    direction(p, g[i], t.m[own[i]], t.next_m[own[i]], u[i]);
+  }
+  return u;
+}
+
 std::unique_ptr<Saved> MuonStep::forward(Rank& rank, std::span<const View> inputs,
                                          std::span<const View> outputs) {
-  const Case& line = rank.line();
-  if (auto refused = refused_muon_step(line)) throw *refused;
+  if (auto refused = refused_muon_step(rank.line())) throw *refused;
   Parallel p(rank);
   const MuonTensors t(inputs, outputs);
   const Indices own = owned(p, t.w.size(), group_of_data(p).rank());
   const std::vector<CutMatrix> all = matrices(p);
-  const Views g = reduced_gradients(p, t);
   std::vector<CutMatrix> list;
-  Views u, next;
-  for (size_t i = 0; i < own.size(); ++i) {
-    list.push_back(all[own[i]]);
-    u.push_back(p.workspace(p.accumulate, g[i].shape));
-    direction(p, g[i], t.m[own[i]], t.next_m[own[i]], u[i]);
-  }
-  const Views o = directions_made_orthogonal(p, list, u);
+  for (size_t k : own) list.push_back(all[k]);
+  const Views o = directions_made_orthogonal(p, list, directions(p, t, own));
+  Views next;
   for (size_t i = 0; i < own.size(); ++i) {
     const View& w = t.w[own[i]];
     next.push_back(p.workspace(p.storage, w.shape));

@@ -77,11 +77,14 @@ class MuonStep : public Kernel {
   virtual std::vector<CutMatrix> matrices(Parallel&) const;
   virtual int owner_of(size_t matrix, int ranks) const { return int(matrix) % ranks; }
   Indices owned(Parallel&, size_t matrices, int rank) const;
+  // One owner of all where every data rank has them all.
+  std::vector<Indices> by_owner(Parallel&, size_t matrices) const;
 
   // Gradients of all data ranks to the sum of the own matrices'; of a flat buffer.
   virtual void reduce(Parallel&, Communicator&, const View& in, const View& out);
   Views reduced_gradients(Parallel&, const MuonTensors&);
 
+  Views directions(Parallel&, const MuonTensors&, const Indices& own);
   // m', and u.
   virtual void direction(Parallel&, const View& g, const View& m, const View& next_m,
                          const View& u);
@@ -97,6 +100,8 @@ class MuonStep : public Kernel {
   virtual bool turned(Parallel&, const CutMatrix&, const View& x) const;
   virtual void normalise(Parallel&, const View& u, const View& square, double eps, const View& x);
   virtual void iterate(Parallel&, const View& gram, bool turned, const View& x, const View& next);
+  Views normalised(Parallel&, const Views& u, bool summed);
+  Views iterated(Parallel&, const std::vector<CutMatrix>&, const Views& x, bool summed);
   // Of matrices that are whole, or, `summed`, of shards whose squares and products tp adds up.
   Views orthogonalised(Parallel&, const std::vector<CutMatrix>&, const Views& u, bool summed);
   virtual Views directions_made_orthogonal(Parallel&, const std::vector<CutMatrix>&,

@@ -67,12 +67,15 @@ Iterate iterated(const Iterate& at, const Quintic& p, double terms, double ranks
   return next;
 }
 
-// u / max(norm, eps), norm off by its own error and eps by a rounding.
+// u / max(norm, eps): norm is off by its own error, and eps, where it is surely the greater one, by
+// a rounding.
 Iterate normalised(const MatrixExtents& m, const Uncertain& u, double eps, double ranks,
                    double roundoff) {
   const Uncertain norm = norm_of(u, m.rows * m.columns + int64_t(ranks), roundoff);
-  const double by = std::max(norm.value[0], eps), by_off = std::max(norm.error[0], roundoff * eps),
-               off = global_norm({u.error});
+  const double eps_off = roundoff * eps, off = global_norm({u.error}),
+               by = std::max(norm.value[0], eps);
+  const bool below = norm.value[0] + norm.error[0] < eps - eps_off;
+  const double by_off = below ? eps_off : std::max(norm.error[0], eps_off);
   Iterate start{Eigen::Map<const Matrix>(u.value.data(), m.rows, m.columns) / by, 0};
   const double size = start.x.norm();
   if (by_off >= by)

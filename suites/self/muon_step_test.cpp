@@ -257,6 +257,18 @@ TEST(MuonBounds, AreReachedWhereASingularValueIsZero) {
   EXPECT_LE(o.error[0], 3 * moved);  // the norm may move as well: by e, and X0 by 2 e
 }
 
+// At 0.95 the slope is -1.21, and steeper on the way to 0.9: first order alone is less than p
+// moves.
+TEST(MuonBounds, CoverWhatTheSlopeAloneDoesNot) {
+  MuonRule by = rule(1);
+  by.eps = 1;
+  const double e = 0.049, slope = 14.325 * 0.9025 - 3.4445 - 10.1575 * 0.81450625;
+  const Uncertain o = orthogonalised(1, 1, {{0.95}, {e}}, by, 0);
+  EXPECT_GT(moved(0.95 - e, 1) - moved(0.95, 1), slope * e);
+  EXPECT_GE(o.error[0], moved(0.95 - e, 1) - moved(0.95, 1));
+  EXPECT_LE(o.error[0], 1.7 * e);  // 1.6061, the steepest of all
+}
+
 TEST(MuonBounds, SayNothingWhereAStepInAnyDirectionWouldPass) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const Doubles u{3, 0, 0, 4};
