@@ -7,9 +7,8 @@
 // A rank needs the last width - 1 rows before its own, the halo. They come from its left
 // neighbours, of more than one where a rank has fewer rows:
 //
-//   forward   shift +1, +2, ... of the last rows, until width - 1 are there; the last ranks send
-//   none backward  shift -1, -2, ... of the halo's gradient in the wire type, added to the own
-//   rows';
+//   forward   shift +1, +2, ... of the last rows, until width - 1 are there; the last rank sends 0
+//   backward  shift -1, -2, ... of the halo's gradient in the wire type, added to the own rows'
 //             one all-reduce of dw and db over cp and dp
 #pragma once
 #include <memory>

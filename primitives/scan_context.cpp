@@ -31,8 +31,6 @@ struct Extents {
   }
 };
 
-DType type_of_states(const Case& line) { return type_of_key(line, "wire", accumulation_of(line)); }
-
 Summaries summaries(const View& all, const Extents& e) {
   return {all.narrow(1, 0, e.entries()), all.narrow(1, e.entries(), e.decays())};
 }
@@ -100,7 +98,7 @@ std::unique_ptr<Saved> ScanContext::forward(Rank& rank, std::span<const View> in
                entering = tensor(saved->entering.view());
   if (cp.size() > 1) {
     const int64_t n = e.entries() + e.decays();
-    const View own = rank.workspace(type_of_states(line), {1, n});
+    const View own = rank.workspace(accumulation_of(line), {1, n});
     saved->summaries = Kept(own.dtype, {cp.size(), n});
     const Summaries mine = summaries(own, e);
     perform(States{chunk, k, v, {}, {}, tensor(mine.parts), wide}, "the state of a block");
@@ -132,7 +130,7 @@ void ScanContext::backward(Rank& rank, Saved& state, std::span<const View> cotan
   const View entering = rank.workspace(accumulation_of(line), {e.entries()}),
              adjoints = rank.workspace(accumulation_of(line), e.states());
   if (cp.size() > 1) {
-    const View own = rank.workspace(type_of_states(line), {1, e.entries()}),
+    const View own = rank.workspace(accumulation_of(line), {1, e.entries()}),
                all = rank.workspace(own.dtype, {cp.size(), e.entries()});
     perform(Adjoints{chunk, q, g, {}, {}, tensor(own), wide}, "the cotangent of a block's state");
     gather(rank, own, all, true);
