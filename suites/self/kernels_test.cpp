@@ -343,24 +343,18 @@ Tensor of_states(Pool& p, const Variant& v, int64_t states, int seed) {
 Tensor unwritten_states(Pool& p, const Variant& v, int64_t states) {
   return p.unwritten(v.number(), {states, keys_of_state, v.columns});
 }
-void example(Pool& p, const Variant& v, States& b) {
-  b = {chunk(p, v),
-       of_tokens(p, v, keys_of_state, 1),
-       of_tokens(p, v, v.columns, 2),
-       of_states(p, v, 2, 3),
-       unwritten_states(p, v, 2 * v.rows),
-       unwritten_states(p, v, 2),
-       v.wide};
+template <class Recurrence>
+Recurrence recurrence(Pool& p, const Variant& v) {
+  return {chunk(p, v),
+          of_tokens(p, v, keys_of_state, 1),
+          of_tokens(p, v, v.columns, 2),
+          of_states(p, v, 2, 3),
+          unwritten_states(p, v, 2 * v.rows),
+          unwritten_states(p, v, 2),
+          v.wide};
 }
-void example(Pool& p, const Variant& v, Adjoints& b) {
-  b = {chunk(p, v),
-       of_tokens(p, v, keys_of_state, 1),
-       of_tokens(p, v, v.columns, 2),
-       of_states(p, v, 2, 3),
-       unwritten_states(p, v, 2 * v.rows),
-       unwritten_states(p, v, 2),
-       v.wide};
-}
+void example(Pool& p, const Variant& v, States& b) { b = recurrence<States>(p, v); }
+void example(Pool& p, const Variant& v, Adjoints& b) { b = recurrence<Adjoints>(p, v); }
 void example(Pool& p, const Variant& v, ChunkDecay& b) {
   b = {chunk(p, v), p.unwritten(v.number(), {2}), v.wide};
 }
