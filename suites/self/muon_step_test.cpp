@@ -257,6 +257,36 @@ TEST(MuonBounds, AreReachedWhereASingularValueIsZero) {
   EXPECT_LE(o.error[0], 3 * moved);  // the norm may move as well: by e, and X0 by 2 e
 }
 
+// One number, 5, of p parts, to first order: its norm is off by (p + 2) / 2 + 2 roundings, X0 = 1
+// by 3 more, of which |p'(1)| = 0.723 are carried. A is off by 1 + p, A^2 by twice that and 1, b A
+// + c A^2 by 4.775 and 2.0315 times these and 4 times the sum of both, and X' by that, 3 |b + c|
+// and 3 a.
+TEST(MuonBounds, ByHand) {
+  const double u = 1e-12, b = 4.775, c = 2.0315;
+  for (const double p : {1.0, 3.0}) {
+    const double start = (p + 2) / 2 + 2 + 3, gram = 1 + p, square = 2 * gram + 1;
+    const double made = b * gram + c * square + 4 * (b + c) + 3 * (b - c) + 3 * 3.4445;
+    const Uncertain o = reference::orthogonalised({1, 1}, certain(Doubles{5}), rule(1), p, u);
+    EXPECT_NEAR(o.error[0] / u, 0.723 * start + made, 1e-6) << p;
+  }
+}
+
+// u = g + m' / 2 moves by 3/2 of what the gradient is off by, half of it through the momentum.
+TEST(MuonBounds, CarryAGradientThroughTheMomentumToo) {
+  MuonRule by = rule(1);
+  by.eps = 1000;
+  const Doubles x{1}, m{2};
+  const auto step = [&](const Uncertain& g) {
+    return reference::muon_step(by, {1, 1}, x, m, g, 1, 0);
+  };
+  const auto got = step({{4}, {0.5}});
+  EXPECT_EQ(got.m.error, Doubles{0.5});
+  const double off = std::abs(step(certain(Doubles{4.5})).x.value[0] - got.x.value[0]);
+  EXPECT_NEAR(off, 0.125 * 3.4445 * 0.75 / 1000, 1e-7);
+  EXPECT_GE(got.x.error[0], off);
+  EXPECT_LE(got.x.error[0], 1.01 * off);
+}
+
 // At 0.95 the slope is -1.21, and steeper on the way to 0.9: first order alone is less than p
 // moves.
 TEST(MuonBounds, CoverWhatTheSlopeAloneDoesNot) {
@@ -446,6 +476,23 @@ TEST(MuonTraffic, ByHand) {
   // The second owner has no matrix and nothing to do over tp.
   EXPECT_EQ(calls("tp=2 dp=2 owner=one matrices=1", 2),
             (Calls{"reduce_scatter sum dp 32 f64", "all_gather none dp 16 f64"}));
+}
+
+// Of a matrix [7, 4]: A on the side of 4, gathered or of the 4 and 3 rows of a rank of 2; on that
+// of 7 where columns are cut.
+TEST(MuonProducts, ByHand) {
+  const auto products = [](const std::string& words, int rank) {
+    std::vector<std::vector<int64_t>> list;
+    for (const Gemm& g : contract().gemms(line_of("matrices=1 ns_steps=1 " + words), rank))
+      list.push_back({g.m, g.n, g.k});
+    return list;
+  };
+  using Products = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(products("tp=2", 1), (Products{{4, 4, 7}, {4, 4, 4}, {4, 7, 4}}));
+  EXPECT_EQ(products("tp=2 form=gram", 1), (Products{{4, 4, 3}, {4, 4, 4}, {4, 3, 4}}));
+  EXPECT_EQ(products("tp=2 form=gram cut=columns", 1), (Products{{7, 7, 2}, {7, 7, 7}, {7, 2, 7}}));
+  EXPECT_EQ(products("dp=2 owner=one", 1), Products{});
+  EXPECT_EQ(contract().gemms(line_of("ns_steps=4"), 0).size(), 36u);
 }
 
 // ---- Refusals
