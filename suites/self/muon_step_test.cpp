@@ -271,6 +271,19 @@ TEST(MuonBounds, ByHand) {
   }
 }
 
+// 1 over an eps of 10: X0 = 0.1 is off by the rounding of eps and 3 more, of which p(0.1) / 0.1 are
+// carried.
+TEST(MuonBounds, OfADirectionBelowEpsByHand) {
+  MuonRule by = rule(1);
+  by.eps = 10;
+  const double u = 1e-12, b = 4.775, c = 2.0315, carried = 3.4445 - b * 0.01 + c * 0.0001;
+  const double gram = 2 * 0.01, square = 0.02 * gram + 0.0001;
+  const double factor = b * gram + c * square + 4 * (b * 0.01 + c * 0.0001);
+  const double made = 0.1 * (factor + 3 * (b * 0.01 - c * 0.0001) + 3 * 3.4445);
+  const Uncertain o = reference::orthogonalised({1, 1}, certain(Doubles{1}), by, 1, u);
+  EXPECT_NEAR(o.error[0] / u, carried * 0.4 + made, 1e-6);
+}
+
 // u = g + m' / 2 moves by 3/2 of what the gradient is off by, half of it through the momentum.
 TEST(MuonBounds, CarryAGradientThroughTheMomentumToo) {
   MuonRule by = rule(1);
