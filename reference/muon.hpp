@@ -10,8 +10,8 @@
 // X = U S V^T one iteration is U p(S) V^T, p(s) = a s + b s^3 + c s^5: A on either side gives the
 // same, and O depends on the whole of u.
 //
-// Bound. A running error over |A| |X| grows by |a| + 3 |b| + 5 |c| = 28 an iteration, 1.7e7 times in
-// five. p acts on singular values alone, so that errors are carried in the Frobenius norm:
+// Bound. A running error over |A| |X| grows by |a| + 3 |b| + 5 |c| = 28 an iteration, 1.7e7 times
+// in five. p acts on singular values alone, so that errors are carried in the Frobenius norm:
 //
 //   carried   The derivative of X -> p(X) in a direction E multiplies the entries of E in singular
 //             bases of X, their symmetric and antisymmetric parts and those outside of the range
