@@ -66,7 +66,14 @@ struct Deterministic {
   bool partial = false;  // results are stored as partial sums: each of them is rounded
 };
 
-Deterministic deterministic(const Precision& p, const Gauge& g, bool partial) {
+// What roundings lose below the normal range on the way to one part of a result.
+double underflow_of_part(const Precision& p, const Gauge& g) {
+  const double ranks = double(g.reduced);
+  return double(g.terms) * ranks * underflow_of(p.u_acc) + underflow_of(p.u_out) +
+         (g.reduced > 1 ? ranks * underflow_of(p.u_wire) : 0);
+}
+
+Deterministic deterministic(const Precision& p, const Gauge& g, int64_t parts) {
   const double u_acc = p.truncates ? 2 * p.u_acc : p.u_acc;
   const double terms = double(g.terms), ranks = double(g.reduced);
   const double on_wire = g.reduced > 1 ? gamma(ranks, p.u_wire) : 0;
@@ -76,9 +83,8 @@ Deterministic deterministic(const Precision& p, const Gauge& g, bool partial) {
   d.family = after(u_acc, factors);
   d.reference = g.bound.empty() ? gamma(terms * ranks, u_reference) : 0;
   d.u_out = p.u_out;
-  d.tiny = terms * ranks * underflow_of(p.u_acc) + underflow_of(p.u_out) +
-           (g.reduced > 1 ? ranks * underflow_of(p.u_wire) : 0);
-  d.partial = partial;
+  d.tiny = double(parts) * underflow_of_part(p, g);
+  d.partial = parts > 1;
   return d;
 }
 
@@ -234,7 +240,7 @@ std::function<double(int64_t)> bound_of(const Evidence& e, const Feed& feed, con
   if (exact_data(e, feed) || moved) return NoError{};
   const int64_t parts = parts_of(gradient ? dual(o.layout) : o.layout, e.mesh);
   const Precision p = precision_of_result(e, o, gradient);
-  const Deterministic d = deterministic(p, gauge, parts > 1);
+  const Deterministic d = deterministic(p, gauge, parts);
   const double* value = want.value.data();
   const double* magnitude = gauge.magnitude.empty() ? nullptr : gauge.magnitude.data();
   const double* family = gauge.bound.empty() ? nullptr : gauge.bound.data();

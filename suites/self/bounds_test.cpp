@@ -211,6 +211,14 @@ TEST(Bounds, UnderflowOfEachPartOnTheWire) {
               1e-6);
 }
 
+// Of a result that stays in parts each part is stored: on two ranks two halves of the smallest f16.
+TEST(Bounds, UnderflowOfEachPartThatIsStored) {
+  for (const char* fill : {"normal", "cancelling"}) {
+    const Setting s("tp=2 dtype=f16 fill=" + std::string(fill), P());
+    EXPECT_NEAR(s.bound(0, gauge(0, 1, 1)) / 0x1p-25, 2, 1e-6) << fill;
+  }
+}
+
 // Two microbatches, each within 63 u as above, and two additions to what is there, which is 6 at
 // most: 2 (u_acc + u_out) 6.
 TEST(Bounds, SumsOverMicrobatchesAreThoseOfEachAndOfTheAdditions) {
