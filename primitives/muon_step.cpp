@@ -26,6 +26,13 @@ int cut_dim(const Case& line) {
 
 bool in_half(DType d) { return size_of(d) == 2; }
 
+// Squares of 2^-100 are no numbers of f32, and a norm of such values is 0: eps has to be above it.
+constexpr double least_eps_of_tiny = 1e-20;
+bool loses_tiny_norms(const Case& line) {
+  return line.at("tiny") > 0 && accumulation_of(line) == DType::f32 &&
+         number_of(line, "eps") < least_eps_of_tiny;
+}
+
 }  // namespace
 
 std::vector<Axis> data_axes(const Case& line) { return with_ranks(line, {Axis::cp, Axis::dp}); }
@@ -44,6 +51,9 @@ std::optional<Rejected> refused_muon_step(const Case& line) {
           "says anything: add wire=f32"),
       when(in_half(type_of_key(line, "acc", DType::f64)), "acc=f32 or acc=f64", said(line, "acc"),
            "no bound says anything of iterations in half precision: leave acc out"),
+      when(loses_tiny_norms(line), "eps of 1e-20 or more with tiny in f32", said(line, "eps"),
+           "squares of 2^-100 vanish in f32, so that no norm is left but eps: raise it, or add "
+           "acc=f64"),
       countable("all matrices of all ranks",
                 {ranks, count, std::max(edge, line.at("rows")), line.at("rows") + edge}));
 }

@@ -265,8 +265,8 @@ std::vector<std::string> cases(const std::string& tier) {
                {"cut=columns", "cut=none", "average=on nesterov=off dtype=f32",
                 "average=on mu=1/2 eps=64", "tiny=2 dtype=f32", "dtype=f16 wire=f32",
                 "strides=transposed", "rows=3 hidden=9 scale=match_rms_adamw", "lr=1 decay=0",
-                "ns_steps=1 dtype=f32", "dtype=f32 acc=f64", "fill=large",
-                "dtype=f32 fill=cancelling"}),
+                "tiny=2 eps=1e-40 dtype=f32 acc=f64", "ns_steps=1 dtype=f32", "dtype=f32 acc=f64",
+                "fill=large", "dtype=f32 fill=cancelling"}),
        {"muon_step dp=8 owner=one", "muon_step dp=4 owner=one matrices=5 rows=6", "muon_step dp=2",
         "muon_step cp=2 owner=one dtype=f32", "muon_step dp=2 cp=2 owner=one order=dp,cp",
         "muon_step tp=2 dp=2 order=dp,tp form=gram", "muon_step cp=4 dtype=f32"}});
@@ -289,8 +289,12 @@ Contract muon_step() {
   c.traffic = traffic;
   c.gemms = gemms;
   c.cases = cases;
-  c.illegal = {"muon_step dp=2 ep=2", "muon_step dp=2 pp=2", "muon_step tp=2 dp=2 dtype=bf16",
-               "muon_step dp=2 dtype=f32 wire=f16", "muon_step tp=2 dtype=f32 acc=bf16"};
+  c.illegal = {"muon_step dp=2 ep=2",
+               "muon_step dp=2 pp=2",
+               "muon_step tp=2 dp=2 dtype=bf16",
+               "muon_step dp=2 dtype=f32 wire=f16",
+               "muon_step tp=2 dtype=f32 acc=bf16",
+               "muon_step tp=2 tiny=1 eps=1e-25 dtype=f32"};
   c.witnesses = {
       "muon_step tp=2 form=gram ns_steps=2 matrices=2", "muon_step dp=3 owner=one matrices=4",
       "muon_step tp=4 cut=columns form=gram ns_steps=1", "muon_step tp=2 dp=2 owner=one eps=64"};
