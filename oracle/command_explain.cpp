@@ -139,17 +139,30 @@ std::string operands_text(const std::vector<Operand>& operands, const Mesh& mesh
   return text;
 }
 
+// Equal products, as those of iterations, share a row.
+std::string products_text(const Contract& contract, const Case& line, bool backward, int rank) {
+  std::vector<std::pair<std::string, int>> products;
+  for (const Gemm& g : contract.gemms(line, rank)) {
+    if (g.backward != backward) continue;
+    const std::string text = fmt::format("multiply   {:<24} M={} N={} K={}", g.what, g.m, g.n, g.k);
+    const auto same = std::find_if(products.begin(), products.end(),
+                                   [&](const auto& product) { return product.first == text; });
+    if (same == products.end())
+      products.push_back({text, 1});
+    else
+      ++same->second;
+  }
+  std::string lines;
+  for (const auto& [text, count] : products)
+    lines += row("", count == 1 ? text : fmt::format("{}   {} times", text, count));
+  return lines;
+}
+
 std::string gemms_text(const Contract& contract, const Case& line, bool backward) {
   if (!contract.gemms) return "";
   std::string text;
-  for (const auto& [products, ranks] : folded(line.world(), [&](int rank) {
-         std::string lines;
-         for (const Gemm& g : contract.gemms(line, rank))
-           if (g.backward == backward)
-             lines +=
-                 row("", fmt::format("multiply   {:<24} M={} N={} K={}", g.what, g.m, g.n, g.k));
-         return lines;
-       })) {
+  for (const auto& [products, ranks] : folded(
+           line.world(), [&](int rank) { return products_text(contract, line, backward, rank); })) {
     if (products.empty()) continue;
     if (int(ranks.size()) != line.world()) text += row("", "on " + braces(ranks));
     text += products;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
 #include <map>
 #include <set>
@@ -20,8 +21,14 @@ namespace shardproof {
 
 namespace {
 
+// Whatever the case: FP8 and fp8 are one word.
 bool holds(const std::string& name, const std::string& pattern) {
-  return name.find(pattern) != std::string::npos;
+  const auto alike = [](unsigned char a, unsigned char b) {
+    return std::tolower(a) == std::tolower(b);
+  };
+  return std::search(name.begin(), name.end(), pattern.begin(), pattern.end(), alike) !=
+             name.end() ||
+         pattern.empty();
 }
 
 // A section is its title and its entries; without an entry it is not printed.
@@ -86,8 +93,8 @@ bool named(const Registry& registry, const Contract& c, const std::string& patte
       return one.contract == c.name && !one.name.empty() && holds(one.name, pattern);
     });
   };
-  return holds(c.name, pattern) || holds(c.family, pattern) || of_contract(registry.subjects()) ||
-         of_contract(registry.controls());
+  return holds(c.name, pattern) || holds(c.family, pattern) || holds(c.summary, pattern) ||
+         of_contract(registry.subjects()) || of_contract(registry.controls());
 }
 
 std::string families(const Registry& registry, const std::string& pattern) {
@@ -162,9 +169,10 @@ std::vector<std::string> all_names(const Registry& registry) {
 }
 
 [[noreturn]] void nothing_named(const Registry& registry, const std::string& pattern) {
-  throw BadInput(fmt::format(
-      "pattern '{}': expected part of a name that `list` shows, met one that selects nothing{}",
-      pattern, did_you_mean(pattern, all_names(registry))));
+  throw BadInput(
+      fmt::format("pattern '{}': expected part of a name that `list` shows, or of what a "
+                  "contract says of itself, met one that selects nothing{}",
+                  pattern, did_you_mean(pattern, all_names(registry))));
 }
 
 // check -> rank counts on which a case of tier ci asks it of the default subject.

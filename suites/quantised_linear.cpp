@@ -364,7 +364,7 @@ Contract quantised_linear() {
   Contract c;
   c.name = "quantised_linear";
   c.family = "quantised";
-  c.summary = "Y = X W^T + b, forward and backward, of factors in 8-bit floating point";
+  c.summary = "Y = X W^T + b, forward and backward, of factors in 8-bit floating point (FP8)";
   c.keys = keys();
   c.precondition = primitives::refused_quantised_linear;
   c.operands = operands;

@@ -176,7 +176,8 @@ Contract conv_context() {
   Contract c;
   c.name = "conv_context";
   c.family = "recurrent";
-  c.summary = "causal depthwise convolution of tokens cut over cp, rows of neighbours exchanged";
+  c.summary =
+      "causal depthwise convolution (Mamba's) of tokens cut over cp, rows of neighbours exchanged";
   c.linear = true;
   c.keys = conv_keys();
   c.precondition = primitives::refused_conv;
@@ -332,7 +333,10 @@ Contract scan_context() {
   Contract c;
   c.name = "scan_context";
   c.family = "recurrent";
-  c.summary = "gated linear recurrence of tokens cut over cp, states of ranks combined";
+  c.summary =
+      "S_t = a_t S_(t-1) + k_t v_t^T, o_t = S_t^T q_t (Mamba-2, gated linear attention), tokens "
+      "cut "
+      "over cp";
   c.linear = true;
   c.keys = scan_keys();
   c.precondition = primitives::refused_scan;

@@ -574,6 +574,19 @@ TEST_F(Command, ListNarrows) {
   EXPECT_FALSE(holds(ended.out, "families"));
 }
 
+TEST_F(Command, ListFindsContractsByWhatTheySay) {
+  Ended ended = call({"list", "fp8"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(holds(ended.out, "quantised_linear"));
+  EXPECT_FALSE(holds(ended.out, "scan_context"));
+}
+
+TEST_F(Command, ExplainFoldsProductsOfIterations) {
+  Ended ended = call({"explain", "muon_step", "matrices=1", "ns_steps=5"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(holds(ended.out, "M=4 N=4 K=7   5 times\n")) << ended.out;
+}
+
 TEST_F(Command, TableNamesEachContractOnce) {
   Ended ended = call({"list", "--table"});
   EXPECT_EQ(ended.code, 0) << ended.err;
