@@ -102,7 +102,9 @@ Finding reached(const Evidence& e, const ResultTensor& t, int rank, int64_t at, 
       "{} changed when {}",
       to == padding ? std::string("a row of padding") : fmt::format("a row of sequence {}", to),
       changed);
-  f.means = "the mask between sequences leaks: foreign keys have to be left out, not made unlikely";
+  f.means =
+      "one sequence is read by another: what is foreign (a key, a state, a neighbour's row) has to "
+      "be left out, not made small";
   return f;
 }
 
