@@ -3,7 +3,8 @@
 // Each sequence in turn is made loud, inputs and cotangents times 2^36 (f16: 2^6), and all results
 // of the others have to keep their bits: a mask that adds -1e4, or -1e9, to foreign scores is right
 // on quiet data only. Padding in turn is filled with NaN. NaN in a sequence would flag kernels that
-// multiply a masked probability by it, since 0 NaN is NaN; loud finite numbers do not.
+// multiply a masked probability by it, since 0 NaN is NaN; loud finite numbers do not. What passes
+// a map as it is drawn (a decay) stays in the map's range: it is that of -2^36 times itself.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,16 +46,22 @@ int64_t elements_of_token(const Operand& o, const std::vector<int64_t>& sequence
   return product(o.shape) / int64_t(sequences.size());
 }
 
+double made_loud(const Evidence& e, const Operand& o, const Feed& feed, bool cotangent, double x) {
+  const double loud = e.line->dtype() == DType::f16 ? 0x1p6 : 0x1p36;
+  if (!o.through || cotangent) return x * loud;
+  return round_to(o.through(-loud * x, feed.fill == Fill::integers), e.dtype_of(o));
+}
+
 std::vector<double> disturbed(const Evidence& e, int operand, const Feed& feed, bool cotangent,
                               int64_t sequence) {
   const Operand& o = e.operands[size_t(operand)];
   const auto sequences = e.contract->sequences(*e.line, o);
   auto value = filled(e, feed, operand, cotangent);
-  const double loud = e.line->dtype() == DType::f16 ? 0x1p6 : 0x1p36;
   const int64_t row = elements_of_token(o, sequences);
   for (size_t i = 0; i < value.size(); ++i) {
     if (sequences[size_t(int64_t(i) / row) % sequences.size()] != sequence) continue;
-    value[i] = sequence == padding ? std::numeric_limits<double>::quiet_NaN() : value[i] * loud;
+    value[i] = sequence == padding ? std::numeric_limits<double>::quiet_NaN()
+                                   : made_loud(e, o, feed, cotangent, value[i]);
   }
   return value;
 }

@@ -229,6 +229,25 @@ TEST(Drawn, PassesTheMapOfItsOperandAndIsRounded) {
   }
 }
 
+// A decay of a sequence that is made loud is another decay, and every one of the others is as
+// drawn.
+TEST(Leak, DecaysStayDecays) {
+  for (const char* fill : {"normal", "integers"}) {
+    const Case line = line_of("scan_context docs=3,2 heads=2 fill=" + std::string(fill));
+    const Evidence e = plan_case(line, Declared{}, {"leak"}, family());
+    ASSERT_EQ(e.shots.size(), 3u);
+    const Feed& loud = e.shots[1].feeds[0];  // sequence 0
+    const Operand& a = e.operands[3];
+    const Values drawn = drawn_whole({line, a, false, e.shots[0].feeds[0], DType::f64, a.shape});
+    const auto given = std::find_if(loud.given.begin(), loud.given.end(),
+                                    [](const auto& g) { return g.operand == 3; });
+    ASSERT_NE(given, loud.given.end());
+    const bool integers = fill == std::string("integers");
+    for (size_t i = 0; i < drawn.size(); ++i)
+      EXPECT_EQ(given->value[i], i >= 6 ? drawn[i] : integers ? -drawn[i] : 0.75) << fill << i;
+  }
+}
+
 std::string refusal(const std::string& text) {
   const Case line = line_of(text);
   const auto refused = contract_of(line).precondition(line);
