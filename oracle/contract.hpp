@@ -114,6 +114,9 @@ struct Contract {
   std::vector<std::string> witnesses;
   // Local matrix products of a rank; null where there are none.
   std::function<std::vector<Gemm>(const Case&, int rank)> gemms;
+  // Multiplications of a truth beside those of `gemms` and of pairs that are `visible`; null: a few
+  // for each element.
+  std::function<double(const Case&)> further_work;
   // What the subject draws on a line; null where it draws nothing. Under other values of `draw_key`
   // the draws are independent; "": there is no such key.
   std::function<std::vector<Drawn>(const Case&)> drawn;

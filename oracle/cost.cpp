@@ -54,6 +54,7 @@ double multiplications(const Evidence& e, double elements) {
     for (int rank = 0; rank < e.mesh.world(); ++rank)
       for (const Gemm& g : e.contract->gemms(*e.line, rank))
         sum += double(g.m) * double(g.n) * double(g.k);
+  if (e.contract->further_work) sum += e.contract->further_work(*e.line);
   if (e.contract->visible && e.contract->sequences) {
     const double tokens = tokens_of(e);
     sum += 3.5 * tokens * tokens * features_of_a_token(e, tokens);

@@ -135,6 +135,12 @@ std::vector<Traffic> conv_traffic(const Case& c, const std::string& plan, int ra
   return due;
 }
 
+// Of a result and of the gradients of both factors.
+double conv_work(const Case& c) {
+  return 3 * double(rows_of(c, false) * batch_of(c)) * double(c.at("channels")) *
+         double(std::min(c.at("width"), longest(c)));
+}
+
 std::vector<Key> conv_keys() {
   std::vector<Key> keys = token_keys("48");
   keys.push_back(extent("channels", "6", 1, "each of which is filtered by itself"));
@@ -186,6 +192,7 @@ Contract conv_context() {
   c.backward = conv_backward;
   c.traffic = conv_traffic;
   c.plans = {"allgather"};
+  c.further_work = conv_work;
   c.integer_range = [](const Case& line) {
     return range_of_products(line,
                              std::max(rows_of(line, false) * batch_of(line), line.at("width") + 1));
@@ -292,6 +299,14 @@ std::optional<int64_t> scan_range(const Case& c) {
   return three && four ? std::optional(std::min(*three, *four)) : std::nullopt;
 }
 
+// The reference sums over all pairs of tokens of a sequence: an outer product, and three products
+// each of keys and of values.
+double scan_work(const Case& c) {
+  const double dk = double(c.at("head_dim")), dv = double(c.at("v_dim"));
+  return double(rows_of(c, false) * batch_of(c)) * double(longest(c)) * double(c.at("heads")) *
+         (dk * dv + 3 * (dk + dv));
+}
+
 std::vector<Key> scan_keys() {
   std::vector<Key> keys = token_keys("48");
   keys.push_back(extent("heads", "6", 1, "each of which has a state"));
@@ -345,6 +360,7 @@ Contract scan_context() {
   c.backward = scan_backward;
   c.traffic = scan_traffic;
   c.plans = {"ring"};
+  c.further_work = scan_work;
   c.integer_range = scan_range;
   c.cases = scan_cases;
   c.sequences = sequences_of;

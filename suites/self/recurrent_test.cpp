@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "fixtures/random.hpp"
+#include "oracle/cost.hpp"
 #include "oracle/drawn.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
@@ -227,6 +228,16 @@ TEST(Drawn, PassesTheMapOfItsOperandAndIsRounded) {
       ASSERT_EQ(met[i], round_to(a.through(drawn[i], fill == Fill::integers), DType::bf16));
     EXPECT_EQ(cotangent, drawn_whole({line, plain, true, feed, DType::bf16, a.shape}));
   }
+}
+
+// 10^10 pairs of tokens, and 1.3 10^7 outputs of 1024 products each; sizes alone are no reason.
+TEST(Cost, CountsPairsOfTokensAndTapsOfAFilter) {
+  const auto refuse = [](const std::string& text) { refuse_too_big(line_of(text), {}, family()); };
+  EXPECT_THROW(refuse("scan_context tokens=100000 heads=1 fill=normal"), BadInput);
+  EXPECT_THROW(refuse("conv_context tokens=200000 channels=64 width=1024 fill=normal"), BadInput);
+  EXPECT_NO_THROW(refuse("scan_context tokens=1000 heads=1 fill=normal"));
+  EXPECT_NO_THROW(refuse("scan_context seq=10 batch=10000 heads=1 fill=normal"));
+  EXPECT_NO_THROW(refuse("conv_context tokens=200000 channels=64 width=4 fill=normal"));
 }
 
 // A decay of a sequence that is made loud is another decay, and every one of the others is as
