@@ -328,7 +328,8 @@ Contract quantised_gather() {
   Contract c;
   c.name = "quantised_gather";
   c.family = "quantised";
-  c.summary = "y = q(x s) / s in 8-bit floating point (FP8), one scale of all ranks, gathered as codes";
+  c.summary =
+      "y = q(x s) / s in 8-bit floating point (FP8), one scale of all ranks, gathered as codes";
   c.keys = keys();
   c.precondition = primitives::refused_quantised;
   c.operands = operands;
