@@ -12,8 +12,8 @@
 //             and over cp and dp where over=all. amax=shard: of the own shard, unless it is
 //             gathered
 //   block=B   B elements that a product sums share a scale; nothing is reduced, scales are
-//   gathered.
-//             A product that sums over the other dim reads other codes, those of the transpose.
+//             gathered. A product that sums over the other dim reads other codes, those of the
+//             transpose.
 //             weight_block=square: B x B elements of W share one, and both products read one copy
 //
 // Codes are dequantised to the accumulation type and multiplied there; sums between ranks travel in
