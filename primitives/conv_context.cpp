@@ -25,6 +25,10 @@ int64_t batch_of(const View& x) { return x.elements() / x.shape[0] / x.shape.bac
 
 }  // namespace
 
+View last_rows(const Halo& halo, const View& all, int64_t n) {
+  return all.narrow(0, halo.reach + halo.own - n, n);
+}
+
 int Halo::hops() const { return int(std::min<int64_t>(ranks - 1, (reach + own - 1) / own)); }
 int64_t Halo::rows(int hop) const { return std::min(own, reach - (hop - 1) * own); }
 int64_t Halo::first(int hop) const { return reach - (hop - 1) * own - rows(hop); }
@@ -54,8 +58,7 @@ View ConvContext::exchanged(Rank& rank, const Halo& halo, const View& rows, int 
 void ConvContext::fetch(Rank& rank, const Halo& halo, const View& all) {
   for (int hop = 1; hop <= halo.hops(); ++hop) {
     const int64_t n = halo.rows(hop);
-    const View last = all.narrow(0, halo.reach + halo.own - n, n),
-               leaving = rank.workspace(all.dtype, last.shape);
+    const View last = last_rows(halo, all, n), leaving = rank.workspace(all.dtype, last.shape);
     convert(last, leaving);
     const View arrived = exchanged(rank, halo, leaving, hop);
     if (arrived.elements() > 0) convert(arrived, all.narrow(0, halo.first(hop), n));
@@ -65,13 +68,16 @@ void ConvContext::fetch(Rank& rank, const Halo& halo, const View& all) {
 void ConvContext::give_back(Rank& rank, const Halo& halo, const View& all) {
   const DType wire = type_of_key(rank.line(), "wire", rank.line().dtype());
   for (int hop = 1; hop <= halo.hops(); ++hop) {
-    const int64_t n = halo.rows(hop);
-    const View before = all.narrow(0, halo.first(hop), n),
+    const View before = all.narrow(0, halo.first(hop), halo.rows(hop)),
                leaving = rank.workspace(wire, before.shape);
     convert(before, leaving);
     const View arrived = exchanged(rank, halo, leaving, -hop);
-    if (arrived.elements() > 0) add_into(arrived, all.narrow(0, halo.reach + halo.own - n, n));
+    if (arrived.elements() > 0) add_back(halo, arrived, all);
   }
+}
+
+void ConvContext::add_back(const Halo& halo, const View& arrived, const View& all) const {
+  add_into(arrived, last_rows(halo, all, arrived.shape[0]));
 }
 
 // inputs x, w, b; output y.

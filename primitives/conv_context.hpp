@@ -31,6 +31,9 @@ struct Halo {
   bool sends(int hop) const { return rank + hop >= 0 && rank + hop < ranks; }
 };
 
+// Of the halo and the own rows, the last n.
+View last_rows(const Halo&, const View& all, int64_t n);
+
 class ConvContext : public Kernel {
  public:
   std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
@@ -50,7 +53,9 @@ class ConvContext : public Kernel {
 
   // One hop: `rows` of a rank go `hop` ranks on, and those that come are handed out; none where
   // there is no such rank.
-  View exchanged(Rank&, const Halo&, const View& rows, int hop);
+  virtual View exchanged(Rank&, const Halo&, const View& rows, int hop);
+  // Gradients of a neighbour's halo to those of the own rows.
+  virtual void add_back(const Halo&, const View& arrived, const View& all) const;
 
  private:
   void gradients_of(Parallel&, Saved&, const View& g, std::span<const View> gradients);

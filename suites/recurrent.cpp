@@ -349,9 +349,8 @@ Contract scan_context() {
   c.name = "scan_context";
   c.family = "recurrent";
   c.summary =
-      "S_t = a_t S_(t-1) + k_t v_t^T, o_t = S_t^T q_t (Mamba-2, gated linear attention), tokens "
-      "cut "
-      "over cp";
+      "S_t = a_t S_(t-1) + k_t v_t^T, o_t = S_t^T q_t (Mamba-2, gated linear attention), "
+      "tokens cut over cp";
   c.linear = true;
   c.keys = scan_keys();
   c.precondition = primitives::refused_scan;

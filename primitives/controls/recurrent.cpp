@@ -1,6 +1,7 @@
 // Broken twins of layers whose state crosses ranks: convolutions that read their neighbours' rows,
 // recurrences whose state goes on. The comment above a twin names the mistake.
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <numeric>
 
@@ -56,9 +57,6 @@ List going_on_at_the_border(const ContextLine& c, int r) {
 // ---- Rows of the neighbours
 
 View halo_rows(const Halo& halo, const View& all) { return all.narrow(0, 0, halo.reach); }
-View last_rows(const Halo& halo, const View& all, int64_t n) {
-  return all.narrow(0, halo.reach + halo.own - n, n);
-}
 
 // Every rank begins with zeros.
 struct HaloMissing final : ConvContext {
@@ -69,11 +67,10 @@ struct HaloMissing final : ConvContext {
 struct HaloFromRight final : ConvContext {
   void fetch(Rank& rank, const Halo& halo, const View& all) override {
     set_zero(halo_rows(halo, all));
-    for (int hop = 1; hop <= halo.hops(); ++hop) {
-      const int64_t n = halo.rows(hop);
-      const View got = exchanged(rank, halo, copy_of(rank, last_rows(halo, all, n)), -hop);
-      if (got.elements() > 0) convert(got, all.narrow(0, halo.first(hop), n));
-    }
+    ConvContext::fetch(rank, halo, all);
+  }
+  View exchanged(Rank& rank, const Halo& halo, const View& rows, int hop) override {
+    return ConvContext::exchanged(rank, halo, rows, -std::abs(hop));
   }
 };
 
@@ -100,9 +97,10 @@ class HaloOfFirstForward final : public ConvContext {
 struct OneNeighbourOnly final : ConvContext {
   void fetch(Rank& rank, const Halo& halo, const View& all) override {
     set_zero(halo_rows(halo, all));
-    const int64_t n = halo.rows(1);
-    const View got = exchanged(rank, halo, copy_of(rank, last_rows(halo, all, n)), 1);
-    if (got.elements() > 0) convert(got, all.narrow(0, halo.first(1), n));
+    ConvContext::fetch(rank, halo, all);
+  }
+  View exchanged(Rank& rank, const Halo& halo, const View& rows, int hop) override {
+    return hop > 1 ? rows.narrow(0, 0, 0) : ConvContext::exchanged(rank, halo, rows, hop);
   }
 };
 
@@ -157,35 +155,25 @@ struct HaloNotGivenBack final : ConvContext {
   void give_back(Rank&, const Halo&, const View&) override {}
 };
 
-// Gradients of a halo that arrive in another way, or elsewhere.
-struct GivenBack : ConvContext {
-  virtual int hop_of(int hop) const { return -hop; }
-  virtual void put(const Halo& halo, const View& arrived, const View& all) const {
-    add_into(arrived, last_rows(halo, all, arrived.shape[0]));
-  }
-  void give_back(Rank& rank, const Halo& halo, const View& all) override {
-    for (int hop = 1; hop <= halo.hops(); ++hop) {
-      const View before = all.narrow(0, halo.first(hop), halo.rows(hop)),
-                 leaving = rank.workspace(rank.line().dtype(), before.shape);
-      convert(before, leaving);
-      const View got = exchanged(rank, halo, leaving, hop_of(hop));
-      if (got.elements() > 0) put(halo, got, all);
-    }
+// Gradients of a halo go elsewhere.
+struct GivenToTheRight final : ConvContext {
+  View exchanged(Rank& rank, const Halo& halo, const View& rows, int hop) override {
+    return ConvContext::exchanged(rank, halo, rows, std::abs(hop));
   }
 };
-struct GivenToTheRight final : GivenBack {
-  int hop_of(int hop) const override { return hop; }
+struct GivenOneRankTooFar final : ConvContext {
+  View exchanged(Rank& rank, const Halo& halo, const View& rows, int hop) override {
+    return ConvContext::exchanged(rank, halo, rows, hop < 0 ? hop - 1 : hop);
+  }
 };
-struct GivenOneRankTooFar final : GivenBack {
-  int hop_of(int hop) const override { return -hop - 1; }
-};
-struct OverwritesOwnGradient final : GivenBack {
-  void put(const Halo& halo, const View& arrived, const View& all) const override {
+// Or arrive in another way.
+struct OverwritesOwnGradient final : ConvContext {
+  void add_back(const Halo& halo, const View& arrived, const View& all) const override {
     convert(arrived, last_rows(halo, all, arrived.shape[0]));
   }
 };
-struct AddedToFirstRows final : GivenBack {
-  void put(const Halo& halo, const View& arrived, const View& all) const override {
+struct AddedToFirstRows final : ConvContext {
+  void add_back(const Halo& halo, const View& arrived, const View& all) const override {
     add_into(arrived, all.narrow(0, halo.reach, arrived.shape[0]));
   }
 };
