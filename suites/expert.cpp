@@ -64,9 +64,7 @@ std::vector<int64_t> routing(const Case& c, uint64_t seed) {
 }
 
 Key topk_key() {
-  Key topk = linears::extent("topk", "2", 1, "experts that a token chooses, all different");
-  topk.high = 64;
-  return topk;
+  return linears::extent("topk", "2", 1, "experts that a token chooses, all different", 64);
 }
 
 Key route_key() {

@@ -39,9 +39,8 @@ Key toggle(const char* name, const char* fallback, const char* help) {
 }
 
 Key choice(const char* name, std::vector<std::string> choices, const char* help) {
-  Key k{name, choices[0], help};
-  k.choices = std::move(choices);
-  return k;
+  const std::string first = choices[0];
+  return choice(name, first.c_str(), std::move(choices), help);
 }
 
 Key share(const char* name, const char* fallback, const char* help) {
@@ -74,9 +73,7 @@ std::vector<Key> token_keys() {
 }
 
 Key microbatches_key() {
-  Key k = extent("microbatches", "1", 1, "forwards and backwards in a step of `accumulate`");
-  k.high = 16;
-  return k;
+  return extent("microbatches", "1", 1, "forwards and backwards in a step of `accumulate`", 16);
 }
 
 std::vector<int64_t> token_shape(const Case& c, int64_t features) {

@@ -226,11 +226,11 @@ std::vector<Gemm> gemms(const Case& c, int rank) {
 // ---- Keys and cases
 
 std::vector<Key> keys_of_stages(const char* layers_by_default) {
-  Key layers = extent("layers", layers_by_default, 1, "linears, each [hidden,hidden] with a bias"),
-      rounds = extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1"),
+  Key layers =
+          extent("layers", layers_by_default, 1, "linears, each [hidden,hidden] with a bias", 64),
+      rounds = extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1", 16),
       order{"backward_order", "fifo",
             "microbatches in the backward: in their order (fifo), or the last one first (lifo)"};
-  layers.high = 64, rounds.high = 16;
   order.choices = {"fifo", "lifo"};
   return {extent("tokens", "24", 1, "rows of x and y"),
           extent("hidden", "3", 1, "columns of what travels"),

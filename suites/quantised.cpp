@@ -254,9 +254,7 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
 }
 
 Key count(const char* name, const char* fallback, const char* help) {
-  Key k = extent(name, fallback, 0, help);
-  k.high = 64;
-  return k;
+  return extent(name, fallback, 0, help, 64);
 }
 
 std::vector<Key> keys() {

@@ -271,11 +271,6 @@ Key extent_of(const char* name, bool (*long_one)(const Case&), const char* help)
   return k;
 }
 
-Key up_to(Key k, int64_t high) {
-  k.high = high;
-  return k;
-}
-
 std::vector<Key> keys() {
   std::vector<Key> list = token_keys();
   const std::vector<Key> own{
@@ -293,11 +288,10 @@ std::vector<Key> keys() {
              "ranks that share a scale of x and of its gradient; all: cp, dp"),
       choice("grad_format", {"e5m2", "e4m3"}, "in which the gradient of y is rounded"),
       choice("wgrad", {"low", "high"}, "factors of dW: in 8 bits, or as they came"),
-      up_to(extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all"),
-            64),
+      extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all", 64),
       choice("weight_block", {"row", "square"},
              "of w: elements of a row, and of a column for dX; or as many rows of them"),
-      up_to(extent("spread", "1", 0, "binary orders between the sizes of neighbouring eighths"), 8),
+      extent("spread", "1", 0, "binary orders between the sizes of neighbouring eighths", 8),
       microbatches_key()};
   list.insert(list.end(), own.begin(), own.end());
   return list;

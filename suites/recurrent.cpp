@@ -144,9 +144,7 @@ double conv_work(const Case& c) {
 std::vector<Key> conv_keys() {
   std::vector<Key> keys = token_keys("48");
   keys.push_back(extent("channels", "6", 1, "each of which is filtered by itself"));
-  Key width = extent("width", "4", 1, "tokens that an output sees, its own the last");
-  width.high = 1024;
-  keys.push_back(width);
+  keys.push_back(extent("width", "4", 1, "tokens that an output sees, its own the last", 1024));
   keys.push_back(linears::microbatches_key());
   return keys;
 }

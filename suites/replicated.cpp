@@ -43,9 +43,7 @@ Whole absolute(const Whole& w) { return {w.shape, reference::absolute(w.value)};
 Whole squared(const Whole& w) { return {w.shape, reference::squared(w.value)}; }
 
 Key count_key(const char* name, const char* fallback, const char* help) {
-  Key k = extent(name, fallback, 0, help);
-  k.high = 16;
-  return k;
+  return extent(name, fallback, 0, help, 16);
 }
 
 // `inside` on the reduced axes; on the others every rank has data of its own.
