@@ -15,7 +15,9 @@
 namespace shardproof {
 namespace {
 
-constexpr double set_up_seconds = 120, drain_seconds = 1;
+// A communicator that is not ready in time is given up before the job is, whose deadline (120 s)
+// counts from an earlier moment.
+constexpr double set_up_seconds = 100, drain_seconds = 1;
 constexpr int yields_first = 100;
 constexpr const char *creating = "creating a communicator", *issuing = "issuing a call";
 
@@ -182,7 +184,15 @@ void NcclDoor::create(Comm& comm, const Call& call) {
   std::array<std::byte, nccl_id_bytes> id{};
   share_id(call, id.data());
   check(nccl_.create(&comm.handle, call.group->size(), id.data(), call.group->me), creating);
-  settle(comm.handle, creating, set_up_seconds);
+  const int64_t since = monotonic_ns();
+  try {
+    settle(comm.handle, creating, set_up_seconds);
+  } catch (const Released& r) {  // every member came here: a deadline is none of theirs
+    if (r.cause != Released::deadline) throw;
+    throw Infrastructure(fmt::format("no progress for {:.1f} s: rank {}, NCCL, {}: {}",
+                                     double(monotonic_ns() - since) / 1e9, state_.rank, creating,
+                                     r.what()));
+  }
 }
 
 // Member 0 makes it, the others are told.
