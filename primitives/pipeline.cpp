@@ -23,7 +23,8 @@ Stage::Stage(Rank& rank)
     : Stage(rank.along(Axis::pp).size(), rank.along(Axis::pp).rank(), rank.line().at("virtual"),
             rank.line().at("layers"), rank.line().at("tokens") / rank.line().ranks(Axis::dp),
             rank.line().at("micro_batch_size")) {
-  last_first = rank.line().text("backward_order") == "lifo";
+  const Case& line = rank.line();
+  last_first = line.has("backward_order") && line.text("backward_order") == "lifo";
 }
 
 Stage::Stage(int64_t p, int64_t s, int64_t v, int64_t l, int64_t t, int64_t n)

@@ -31,16 +31,13 @@
 #include <vector>
 
 #include "primitives/replicated.hpp"
+#include "primitives/timetable.hpp"
 
 namespace shardproof::primitives {
 
 std::optional<Rejected> refused_pipeline_stages(const Case&);
 
 using Views = std::vector<View>;
-
-struct Unit {
-  int64_t microbatch = 0, chunk = 0;
-};
 
 // One stage of a line's pipeline.
 struct Stage {

@@ -1,6 +1,8 @@
 // The pipeline family: layers that lie on stages, and microbatches that travel through them. What
 // is judged is whether each microbatch meets every layer once, in order, with the state of its own
 // forward, and whether every parameter's gradient is the sum over all of them.
+#include "suites/pipeline.hpp"
+
 #include <algorithm>
 
 #include "fixtures/fills.hpp"
@@ -9,51 +11,48 @@
 #include "oracle/registry.hpp"
 #include "primitives/pipeline.hpp"
 #include "reference/tied.hpp"
-#include "suites/linear.hpp"
 #include "suites/ours.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
-namespace {
+namespace pipelines {
 
 using namespace linears;
 
 // ---- What is read from a line
 
-struct Shape {
-  int64_t stages, chunks, layers, hidden, tokens, size, microbatches;  // tokens: own ones
+Shape::Shape(const Case& c)
+    : stages(c.ranks(Axis::pp)),
+      chunks(stages * c.at("virtual")),
+      layers(c.at("layers")),
+      hidden(c.at("hidden")),
+      tokens(c.at("tokens") / c.ranks(Axis::dp)),
+      size(c.at("micro_batch_size")),
+      microbatches((tokens + size - 1) / size),
+      turns(c.has("schedule") && c.text("schedule") == "zbv") {}
 
-  explicit Shape(const Case& c)
-      : stages(c.ranks(Axis::pp)),
-        chunks(stages * c.at("virtual")),
-        layers(c.at("layers")),
-        hidden(c.at("hidden")),
-        tokens(c.at("tokens") / c.ranks(Axis::dp)),
-        size(c.at("micro_batch_size")),
-        microbatches((tokens + size - 1) / size) {}
+int64_t Shape::stage_of_chunk(int64_t chunk) const {
+  return turns && chunk >= stages ? chunks - 1 - chunk : chunk % stages;
+}
 
-  // Chunks of equal length but for the first ones, which have one layer more.
-  int64_t chunk_of(int64_t layer) const {
-    const int64_t shorter = layers / chunks, longer = layers % chunks * (shorter + 1);
-    return layer < longer ? layer / (shorter + 1) : layers % chunks + (layer - longer) / shorter;
-  }
-  int64_t stage_of(int64_t layer) const { return chunk_of(layer) % stages; }
-  int64_t layers_of(int64_t stage) const {
-    int64_t own = 0;
-    for (int64_t l = 0; l < layers; ++l) own += stage_of(l) == stage;
-    return own;
-  }
-  int64_t elements_of(int64_t microbatch) const {
-    return std::min(size, tokens - microbatch * size) * hidden;
-  }
-};
+int64_t Shape::chunk_of(int64_t layer) const {
+  const int64_t shorter = layers / chunks, longer = layers % chunks * (shorter + 1);
+  return layer < longer ? layer / (shorter + 1) : layers % chunks + (layer - longer) / shorter;
+}
 
-// Type that a stage keeps its sums over microbatches in; none: that of accumulation.
-std::optional<DType> type_of_sums(const Case& c) { return dtype_from(c.text("local_grad")); }
+int64_t Shape::layers_of(int64_t stage) const {
+  int64_t own = 0;
+  for (int64_t l = 0; l < layers; ++l) own += stage_of(l) == stage;
+  return own;
+}
+
+int64_t Shape::elements_of(int64_t microbatch) const {
+  return std::min(size, tokens - microbatch * size) * hidden;
+}
 
 int stage_of_rank(const Case& c, int rank) { return c.mesh().coordinate(rank, Axis::pp); }
 
-// ---- Operands x, w0, b0, w1, b1, .., y
+// ---- Operands
 
 std::string numbered(const char* name, int64_t i) { return name + std::to_string(i); }
 
@@ -69,15 +68,6 @@ void add_layers(const Shape& s, std::vector<Operand>& list) {
   }
 }
 
-std::vector<Operand> operands(const Case& c) {
-  const Shape s(c);
-  const std::vector<int64_t> x{c.at("tokens"), s.hidden};
-  std::vector<Operand> list{{"x", Operand::input, x, on_stage(0, S(0)), true, 1}};
-  add_layers(s, list);
-  list.push_back({"y", Operand::output, x, on_stage(s.stages - 1, S(0)), true, 0});
-  return list;
-}
-
 reference::StackInputs stack_of(const Case& c, std::span<const Whole> in) {
   reference::StackInputs s{c.at("tokens"), c.at("hidden"), in[0].value, {}, {}};
   for (size_t i = 1; i < in.size(); i += 2) {
@@ -87,7 +77,70 @@ reference::StackInputs stack_of(const Case& c, std::span<const Whole> in) {
   return s;
 }
 
-// ---- Reference and bounds
+// |X_l| <= (h+1)^l B^(l+1), since h B |X_l| + B <= (h+1) B |X_l|, and a cotangent that has passed n
+// layers is at most h^n B^(n+1). So every result is a sum of max(T, h+1) (h+1)^(L-1) terms of L+1
+// factors at most.
+std::optional<int64_t> range_of_layers(const Case& c, int64_t terms, int64_t layers, int factors) {
+  for (int64_t l = 0; l < layers; ++l)
+    if (__builtin_mul_overflow(terms, c.at("hidden") + 1, &terms)) return {};
+  return range_of_products(c, terms, factors);
+}
+
+// ---- Traffic
+
+void add_call(std::vector<Traffic>& due, Traffic call, const char* label, int hop) {
+  call.label = label, call.hop = hop;
+  due.push_back(std::move(call));
+}
+
+int64_t elements_of_layers(const Case& c, int rank) {
+  const Shape s(c);
+  return s.layers_of(stage_of_rank(c, rank)) * (s.hidden + 1) * s.hidden;
+}
+
+std::vector<Gemm> gemms_of_stage(const Case& c, int rank, bool backward) {
+  const Shape s(c);
+  std::vector<Gemm> due;
+  for (int64_t l = 0; l < s.layers; ++l) {
+    if (s.stage_of(l) != stage_of_rank(c, rank)) continue;
+    const std::string n = std::to_string(l);
+    due.push_back({"Y = X W" + n + "^T", false, s.tokens, s.hidden, s.hidden});
+    due.push_back({"dX = dY W" + n, backward, s.tokens, s.hidden, s.hidden});
+    due.push_back({"dW" + n + " = dY^T X", backward, s.hidden, s.hidden, s.tokens});
+  }
+  return due;
+}
+
+// ---- Keys
+
+std::vector<Key> keys_of_layers(const char* layers_by_default) {
+  return {extent("tokens", "24", 1, "rows of x and y"),
+          extent("hidden", "3", 1, "columns of what travels"),
+          extent("layers", layers_by_default, 1, "linears, each [hidden,hidden] with a bias", 64),
+          extent("micro_batch_size", "7", 1,
+                 "own tokens of a microbatch; the last one has what is left"),
+          extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1", 16)};
+}
+
+}  // namespace pipelines
+
+namespace {
+
+using namespace pipelines;
+
+// ---- pipeline_stages: operands x, w0, b0, w1, b1, .., y
+
+// Type that a stage keeps its sums over microbatches in; none: that of accumulation.
+std::optional<DType> type_of_sums(const Case& c) { return dtype_from(c.text("local_grad")); }
+
+std::vector<Operand> operands(const Case& c) {
+  const Shape s(c);
+  const std::vector<int64_t> x{c.at("tokens"), s.hidden};
+  std::vector<Operand> list{{"x", Operand::input, x, on_stage(0, S(0)), true, 1}};
+  add_layers(s, list);
+  list.push_back({"y", Operand::output, x, on_stage(s.stages - 1, S(0)), true, 0});
+  return list;
+}
 
 reference::Rounding rounding_of(const Case& c, const Precision& p) {
   return replicated::rounding_of(c, p, c.ranks(Axis::dp));
@@ -100,17 +153,6 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
     *gauges = {replicated::gauge_of(reference::stack_loss(stack, rounding_of(c, p)), p)};
   }
   return listed(whole(in[0].shape, reference::stack(stack)));
-}
-
-// What `first` is of, then weight and bias of every layer.
-template <class All, class Part>
-std::vector<Part> in_order(All& all, Part& first) {
-  std::vector<Part> list{std::move(first)};
-  for (size_t l = 0; l < all.w.size(); ++l) {
-    list.push_back(std::move(all.w[l]));
-    list.push_back(std::move(all.b[l]));
-  }
-  return list;
 }
 
 std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<const Whole> cot,
@@ -136,15 +178,6 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   return out;
 }
 
-// |X_l| <= (h+1)^l B^(l+1), since h B |X_l| + B <= (h+1) B |X_l|, and a cotangent that has passed n
-// layers is at most h^n B^(n+1). So every result is a sum of max(T, h+1) (h+1)^(L-1) terms of L+1
-// factors at most.
-std::optional<int64_t> range_of_layers(const Case& c, int64_t terms, int64_t layers, int factors) {
-  for (int64_t l = 0; l < layers; ++l)
-    if (__builtin_mul_overflow(terms, c.at("hidden") + 1, &terms)) return {};
-  return range_of_products(c, terms, factors);
-}
-
 std::optional<int64_t> integer_range(const Case& c) {
   const int64_t layers = c.at("layers"), tokens = c.at("tokens") * c.at("microbatches");
   const auto fitting = [&](DType type) {
@@ -159,8 +192,6 @@ std::optional<int64_t> integer_range(const Case& c) {
   const auto of_sums = fitting(*kept);
   return of_sums ? std::optional(std::min(*range, *of_sums)) : std::nullopt;
 }
-
-// ---- Traffic
 
 // When the chunk that is n-th in a direction works on the microbatch that is m-th.
 int64_t tick_of(const Shape& s, int64_t m, int64_t n) {
@@ -181,11 +212,6 @@ std::vector<int64_t> sent_by(const Shape& s, int64_t stage, bool backward, bool 
   return sent;
 }
 
-void add_call(std::vector<Traffic>& due, Traffic call, const char* label, int hop = 0) {
-  call.label = label, call.hop = hop;
-  due.push_back(std::move(call));
-}
-
 // The shifts of both directions, and the sum of `own` elements over dp.
 std::vector<Traffic> calls_of_stage(const Case& c, int rank, int64_t own) {
   const Shape s(c);
@@ -201,45 +227,17 @@ std::vector<Traffic> calls_of_stage(const Case& c, int rank, int64_t own) {
   return due;
 }
 
-int64_t elements_of_layers(const Case& c, int rank) {
-  const Shape s(c);
-  return s.layers_of(stage_of_rank(c, rank)) * (s.hidden + 1) * s.hidden;
-}
-
 std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
   return calls_of_stage(c, rank, elements_of_layers(c, rank));
 }
 
-std::vector<Gemm> gemms(const Case& c, int rank) {
-  const Shape s(c);
-  std::vector<Gemm> due;
-  for (int64_t l = 0; l < s.layers; ++l) {
-    if (s.stage_of(l) != stage_of_rank(c, rank)) continue;
-    const std::string n = std::to_string(l);
-    due.push_back({"Y = X W" + n + "^T", false, s.tokens, s.hidden, s.hidden});
-    due.push_back({"dX = dY W" + n, true, s.tokens, s.hidden, s.hidden});
-    due.push_back({"dW" + n + " = dY^T X", true, s.hidden, s.hidden, s.tokens});
-  }
-  return due;
-}
-
-// ---- Keys and cases
-
 std::vector<Key> keys_of_stages(const char* layers_by_default) {
-  Key layers =
-          extent("layers", layers_by_default, 1, "linears, each [hidden,hidden] with a bias", 64),
-      rounds = extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1", 16),
-      order{"backward_order", "fifo",
-            "microbatches in the backward: in their order (fifo), or the last one first (lifo)"};
-  order.choices = {"fifo", "lifo"};
-  return {extent("tokens", "24", 1, "rows of x and y"),
-          extent("hidden", "3", 1, "columns of what travels"),
-          layers,
-          extent("micro_batch_size", "7", 1,
-                 "own tokens of a microbatch; the last one has what is left"),
-          rounds,
-          order,
-          microbatches_key()};
+  std::vector<Key> keys = keys_of_layers(layers_by_default);
+  keys.push_back(choice("backward_order", "fifo", {"fifo", "lifo"},
+                        "microbatches in the backward: in their order (fifo), or the last one "
+                        "first (lifo)"));
+  keys.push_back(microbatches_key());
+  return keys;
 }
 
 std::vector<Key> keys() {
@@ -322,7 +320,7 @@ Contract pipeline_stages() {
   c.traffic = traffic;
   c.integer_range = integer_range;
   c.cases = cases;
-  c.gemms = gemms;
+  c.gemms = [](const Case& c, int rank) { return gemms_of_stage(c, rank, true); };
   c.illegal = {"pipeline_stages pp=2 tp=2",      "pipeline_stages pp=2 cp=2",
                "pipeline_stages pp=2 ep=2",      "pipeline_stages pp=2 dp=2 tokens=9",
                "pipeline_stages dp=4 tokens=10", "pipeline_stages tp=2"};
@@ -416,7 +414,7 @@ std::vector<Traffic> tied_traffic(const Case& c, const std::string&, int rank) {
 }
 
 std::vector<Gemm> tied_gemms(const Case& c, int rank) {
-  std::vector<Gemm> due = gemms(c, rank);
+  std::vector<Gemm> due = gemms_of_stage(c, rank, true);
   const Shape s(c);
   if (stage_of_rank(c, rank) + 1 < s.stages) return due;
   const int64_t V = c.at("vocab");

@@ -18,6 +18,7 @@
 #include "primitives/muon_step.hpp"
 #include "primitives/norm_sequence.hpp"
 #include "primitives/pipeline.hpp"
+#include "primitives/pipeline_schedule.hpp"
 #include "primitives/quantised_gather.hpp"
 #include "primitives/quantised_linear.hpp"
 #include "primitives/replicated_layers.hpp"
@@ -97,6 +98,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"sharded_linear", ours<primitives::ShardedLinear>},
     DeviceKernel{"sharded_step", ours<primitives::ShardedStep>},
     DeviceKernel{"muon_step", ours<primitives::MuonStep>},
+    DeviceKernel{"pipeline_schedule", ours<primitives::PipelineSchedule>},
     DeviceKernel{"pipeline_stages", ours<primitives::PipelineStages>},
     DeviceKernel{"pipeline_tied", ours<primitives::PipelineTied>},
     DeviceKernel{"mlp", ours<primitives::Mlp>},
