@@ -198,7 +198,7 @@ View PipelineSchedule::run_forward(Step& step, Unit u) {
 
 // ---- Backward
 
-double PipelineSchedule::divisor(const Step& step) const {
+double PipelineSchedule::divisor(const Step& step, int64_t) const {
   return step.p.rank.line().text("loss") == "mean" ? double(step.microbatches()) : 1;
 }
 
@@ -206,8 +206,9 @@ View PipelineSchedule::cotangent(Step& step, Unit u, int64_t i) {
   const Place place{u.microbatch, u.chunk, i};
   if (!step.is_last(u) || i < step.layers(u.chunk)) return step.at(step.gradients, place);
   const View dy = step.rows(step.dy, cotangent_rows_of(step, u.microbatch));
-  if (divisor(step) == 1) return dy;
-  if (!step.gradients.holds(place)) scale(dy, step.take(step.gradients, place), 1, divisor(step));
+  const double by = divisor(step, u.microbatch);
+  if (by == 1) return dy;
+  if (!step.gradients.holds(place)) scale(dy, step.take(step.gradients, place), 1, by);
   return step.at(step.gradients, place);
 }
 

@@ -95,7 +95,7 @@ class PipelineSchedule : public Kernel {
   virtual View activation(Step&, Unit, int64_t i);
   virtual View cotangent(Step&, Unit, int64_t i);
   virtual int64_t cotangent_rows_of(const Step&, int64_t m) const { return m; }  // of dy
-  virtual double divisor(const Step&) const;                                     // of dy
+  virtual double divisor(const Step&, int64_t m) const;                          // of dy
   // The units whose activations and cotangents W multiplies.
   virtual Unit activations_of(const Step&, Unit u) const { return u; }
   virtual Unit cotangents_of(const Step&, Unit u) const { return u; }

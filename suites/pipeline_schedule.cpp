@@ -292,7 +292,7 @@ std::vector<std::string> cases(const std::string& tier) {
                {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
                 "dtype=f16 fill=normal", "dtype=bf16 grad=f32 wire=f32 fill=normal",
                 "dtype=f32 acc=f64 fill=normal", "dtype=f32 fill=cancelling", "strides=transposed",
-                "recompute=on", "loss=mean", "loss=mean dtype=f32 fill=normal",
+                "recompute=on", "loss=mean fill=normal", "loss=mean dtype=f32 fill=normal",
                 "recompute=on layers=11", "layers=3", "layers=1"}),
        // Fewer microbatches than stages, one, one row each, one that is not full.
        crossed({"pipeline_schedule pp=4", "pipeline_schedule pp=4 schedule=zero_bubble",
@@ -300,7 +300,8 @@ std::vector<std::string> cases(const std::string& tier) {
                 "pipeline_schedule pp=3 schedule=zbv virtual=2"},
                {"micro_batch_size=24", "micro_batch_size=12", "tokens=1",
                 "micro_batch_size=1 tokens=8", "tokens=25 micro_batch_size=8"}),
-       {"pipeline_schedule pp=2 schedule=interleaved virtual=3 layers=13 recompute=on",
+       {"pipeline_schedule pp=3 loss=mean", "pipeline_schedule pp=2 dp=2 loss=mean",
+        "pipeline_schedule pp=2 schedule=interleaved virtual=3 layers=13 recompute=on",
         "pipeline_schedule pp=3 schedule=zero_bubble virtual=2 layers=6 micro_batch_size=4",
         "pipeline_schedule pp=2 dtype=f32 fill=large layers=2", "pipeline_schedule pp=2 hidden=1",
         "pipeline_schedule pp=2 dp=2 layers=2 tokens=96 micro_batch_size=8 dtype=bf16 "
