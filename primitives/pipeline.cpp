@@ -126,21 +126,28 @@ View PipelineStages::cotangent_rows(const Stage& s, const View& g, int64_t m) co
 
 void PipelineStages::pass_on(const View& in, const View& out) const { convert(in, out); }
 
-void PipelineStages::weight_gradient(Pass& pass, int64_t, const View& x, const View& g,
-                                     const View& dw, const View& db) {
-  const DType type = pass.p.accumulate;
-  const View column = pass.p.workspace(type, db.shape);
+void add_layer_gradients(Parallel& p, const View& x, const View& g, const View& dw,
+                         const View& db) {
+  const DType type = p.accumulate;
+  const View column = p.workspace(type, db.shape);
   column_sums(g, column, type);
   add_into(column, db);
   if (dw.dtype == type) return gemm(turned(g), plain(x), dw, type, nullptr, /*add=*/true);
-  const View product = pass.p.workspace(type, dw.shape);
+  const View product = p.workspace(type, dw.shape);
   gemm(turned(g), plain(x), product, type);
   add_into(product, dw);
 }
 
-DType PipelineStages::type_of_sums(const Parallel& p) const {
+DType type_of_stage_sums(const Parallel& p) {
   return type_of_key(p.rank.line(), "local_grad", p.accumulate);
 }
+
+void PipelineStages::weight_gradient(Pass& pass, int64_t, const View& x, const View& g,
+                                     const View& dw, const View& db) {
+  add_layer_gradients(pass.p, x, g, dw, db);
+}
+
+DType PipelineStages::type_of_sums(const Parallel& p) const { return type_of_stage_sums(p); }
 
 void PipelineStages::input_gradient(Pass&, Unit, const View&) {}
 

@@ -59,6 +59,11 @@ struct Stage {
 // First layer of a chunk; of the chunk behind the last: all layers.
 int64_t first_layer_of(const Stage&, int64_t chunk);
 
+// dw += g^T x and db += sum of g's rows, made in the accumulation type and added to sums of any.
+void add_layer_gradients(Parallel&, const View& x, const View& g, const View& dw, const View& db);
+// In which a stage keeps its sums over microbatches: local_grad=, or that of accumulation.
+DType type_of_stage_sums(const Parallel&);
+
 struct PipelineSaved : Saved {
   Views inputs;               // the judge keeps arguments alive until the backward that reads them
   std::vector<Kept> arrived;  // by own chunk: what the chunk before gave, [own tokens, h]

@@ -66,7 +66,6 @@ PipelineSchedule::Step::Step(Rank& rank, Timetable times, std::span<const View> 
   }
   dw_sum.resize(w.size()), db_sum.resize(w.size());
   leaving = p.workspace(p.storage, {stage.size, h});
-  column = p.workspace(p.accumulate, {h});
 }
 
 View PipelineSchedule::Step::rows(const View& all, int64_t m) const {
@@ -105,7 +104,7 @@ std::unique_ptr<Saved> PipelineSchedule::forward(Rank& rank, std::span<const Vie
 
 void PipelineSchedule::make_sums(Step& step, Parts& parts) {
   const auto zeros = [&](const View& result) {
-    const View sum = partial_like(step.p, result);
+    const View sum = step.p.workspace(type_of_sums(step), result.shape);
     set_zero(sum);
     parts.push_back({sum, result});
     return sum;
@@ -118,6 +117,8 @@ void PipelineSchedule::make_sums(Step& step, Parts& parts) {
     }
   }
 }
+
+DType PipelineSchedule::type_of_sums(const Step& step) const { return type_of_stage_sums(step.p); }
 
 View PipelineSchedule::perform(Step& step, const Action& action) {
   if (action.work == Work::forward) return run_forward(step, action.unit);
@@ -238,9 +239,7 @@ void PipelineSchedule::run_weights(Step& step, Unit u) {
 
 void PipelineSchedule::add_weight_gradient(Step& step, Unit, int64_t layer, const View& x,
                                            const View& g) {
-  column_sums(g, step.column, step.p.accumulate);
-  add_into(step.column, step.db_sum[size_t(layer)]);
-  gemm(turned(g), plain(x), step.dw_sum[size_t(layer)], step.p.accumulate, nullptr, /*add=*/true);
+  add_layer_gradients(step.p, x, g, step.dw_sum[size_t(layer)], step.db_sum[size_t(layer)]);
 }
 
 void PipelineSchedule::release(Step& step, Unit u) {

@@ -14,7 +14,8 @@
 //           of further layers are made again from it before B
 //   scale   loss=mean: dy counts 1/M, a microbatch's loss is one of M; loss=sum: as it is
 //
-// Sums over microbatches are kept in the accumulation type. There is no backward.
+// Sums over microbatches are kept in the accumulation type, or in local_grad=. There is no
+// backward.
 #pragma once
 #include <compare>
 #include <map>
@@ -66,7 +67,7 @@ class PipelineSchedule : public Kernel {
     Views w, b, dw, db;           // by layer
     Views dw_sum, db_sum;         // of own layers
     Held activations, gradients;  // of activations
-    View leaving, column;         // [n,h], [h]
+    View leaving;                 // [n,h]
 
     Step(Rank&, Timetable, std::span<const View> inputs, std::span<const View> outputs);
     int64_t first_layer(int64_t chunk) const { return first_layer_of(stage, chunk); }
@@ -101,6 +102,7 @@ class PipelineSchedule : public Kernel {
   virtual Unit cotangents_of(const Step&, Unit u) const { return u; }
   virtual void add_weight_gradient(Step&, Unit, int64_t layer, const View& x, const View& g);
   virtual void release(Step&, Unit);
+  virtual DType type_of_sums(const Step&) const;
 
   void run_weights(Step&, Unit);
 

@@ -86,6 +86,47 @@ std::optional<int64_t> range_of_layers(const Case& c, int64_t terms, int64_t lay
   return range_of_products(c, terms, factors);
 }
 
+// Type that a stage keeps its sums over microbatches in; none: that of accumulation.
+std::optional<DType> type_of_sums(const Case& c) {
+  return c.has("local_grad") ? dtype_from(c.text("local_grad")) : std::nullopt;
+}
+
+std::optional<int64_t> range_of_stack(const Case& c, int64_t tokens) {
+  const int64_t layers = c.at("layers");
+  const auto fitting = [&](DType type) {
+    Case narrow = c;
+    narrow.set("dtype", name(type));
+    return range_of_layers(narrow, std::max(tokens, c.at("hidden") + 1), layers - 1,
+                           int(layers) + 1);
+  };
+  const auto range = fitting(c.dtype());
+  const auto kept = type_of_sums(c);
+  if (!range || !kept) return range;
+  const auto of_sums = fitting(*kept);
+  return of_sums ? std::optional(std::min(*range, *of_sums)) : std::nullopt;
+}
+
+reference::Rounding rounding_of(const Case& c, const Precision& p) {
+  return replicated::rounding_of(c, p, c.ranks(Axis::dp));
+}
+
+std::vector<Gauge> gauges_of_gradients(const Case& c, const reference::StackInputs& stack,
+                                       const reference::Uncertain& cotangent) {
+  const Precision p = precision_of(c, Declared{});
+  const auto kept = type_of_sums(c);
+  const double more =
+      kept ? reference::gamma_of(double(Shape(c).microbatches), unit_roundoff(*kept)) : 0;
+  auto losses = reference::stack_backward_loss(stack, cotangent, rounding_of(c, p));
+  std::vector<Gauge> gauges;
+  for (auto& loss : in_order(losses, losses.x)) {
+    const bool parameter = !gauges.empty();
+    for (size_t i = 0; parameter && i < loss.error.size(); ++i)
+      loss.error[i] += more * (loss.magnitude[i] + loss.error[i]);
+    gauges.push_back(replicated::gauge_of(loss, p));
+  }
+  return gauges;
+}
+
 // ---- Traffic
 
 void add_call(std::vector<Traffic>& due, Traffic call, const char* label, int hop) {
@@ -113,6 +154,14 @@ std::vector<Gemm> gemms_of_stage(const Case& c, int rank, bool backward) {
 
 // ---- Keys
 
+Key local_grad_key() {
+  Key kept{"local_grad", "",
+           "type that a stage keeps its sums over microbatches in, as autograd leaves them in the "
+           "storage type; left out: that of accumulation"};
+  kept.choices = {"f64", "f32", "bf16", "f16"};
+  return kept;
+}
+
 std::vector<Key> keys_of_layers(const char* layers_by_default) {
   return {extent("tokens", "24", 1, "rows of x and y"),
           extent("hidden", "3", 1, "columns of what travels"),
@@ -130,9 +179,6 @@ using namespace pipelines;
 
 // ---- pipeline_stages: operands x, w0, b0, w1, b1, .., y
 
-// Type that a stage keeps its sums over microbatches in; none: that of accumulation.
-std::optional<DType> type_of_sums(const Case& c) { return dtype_from(c.text("local_grad")); }
-
 std::vector<Operand> operands(const Case& c) {
   const Shape s(c);
   const std::vector<int64_t> x{c.at("tokens"), s.hidden};
@@ -140,10 +186,6 @@ std::vector<Operand> operands(const Case& c) {
   add_layers(s, list);
   list.push_back({"y", Operand::output, x, on_stage(s.stages - 1, S(0)), true, 0});
   return list;
-}
-
-reference::Rounding rounding_of(const Case& c, const Precision& p) {
-  return replicated::rounding_of(c, p, c.ranks(Axis::dp));
 }
 
 std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
@@ -161,36 +203,12 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   auto d = reference::stack_backward(stack, cot[0].value);
   std::vector<Whole> out;
   for (auto& value : in_order(d, d.x)) out.push_back(whole(in[out.size()].shape, std::move(value)));
-  if (!gauges) return out;
-  const Precision p = precision_of(c, Declared{});
-  const auto kept = type_of_sums(c);
-  const double more =
-      kept ? reference::gamma_of(double(Shape(c).microbatches), unit_roundoff(*kept)) : 0;
-  auto losses =
-      reference::stack_backward_loss(stack, reference::certain(cot[0].value), rounding_of(c, p));
-  gauges->clear();
-  for (auto& loss : in_order(losses, losses.x)) {
-    const bool parameter = !gauges->empty();
-    for (size_t i = 0; parameter && i < loss.error.size(); ++i)
-      loss.error[i] += more * (loss.magnitude[i] + loss.error[i]);
-    gauges->push_back(replicated::gauge_of(loss, p));
-  }
+  if (gauges) *gauges = gauges_of_gradients(c, stack, reference::certain(cot[0].value));
   return out;
 }
 
 std::optional<int64_t> integer_range(const Case& c) {
-  const int64_t layers = c.at("layers"), tokens = c.at("tokens") * c.at("microbatches");
-  const auto fitting = [&](DType type) {
-    Case narrow = c;
-    narrow.set("dtype", name(type));
-    return range_of_layers(narrow, std::max(tokens, c.at("hidden") + 1), layers - 1,
-                           int(layers) + 1);
-  };
-  const auto range = fitting(c.dtype());
-  const auto kept = type_of_sums(c);
-  if (!range || !kept) return range;
-  const auto of_sums = fitting(*kept);
-  return of_sums ? std::optional(std::min(*range, *of_sums)) : std::nullopt;
+  return range_of_stack(c, c.at("tokens") * c.at("microbatches"));
 }
 
 // When the chunk that is n-th in a direction works on the microbatch that is m-th.
@@ -241,12 +259,8 @@ std::vector<Key> keys_of_stages(const char* layers_by_default) {
 }
 
 std::vector<Key> keys() {
-  Key kept{"local_grad", "",
-           "type that a stage keeps its sums over microbatches in, as autograd leaves them in the "
-           "storage type; left out: that of accumulation"};
-  kept.choices = {"f64", "f32", "bf16", "f16"};
   std::vector<Key> list = keys_of_stages("5");
-  list.push_back(kept);
+  list.push_back(local_grad_key());
   return list;
 }
 

@@ -44,12 +44,19 @@ std::vector<Part> in_order(All& all, Part& first) {
 
 // Integers of which so many sums of products, through so many layers, are exact.
 std::optional<int64_t> range_of_layers(const Case&, int64_t terms, int64_t layers, int factors);
+// The same of a stack whose gradients sum over so many tokens.
+std::optional<int64_t> range_of_stack(const Case&, int64_t tokens);
+// Gradients of x and of every layer, from a cotangent.
+std::vector<Gauge> gauges_of_gradients(const Case&, const reference::StackInputs&,
+                                       const reference::Uncertain& cotangent);
+reference::Rounding rounding_of(const Case&, const Precision&);
 
 void add_call(std::vector<Traffic>& due, Traffic call, const char* label, int hop = 0);
 int64_t elements_of_layers(const Case&, int rank);  // of parameters of a rank's stage
 // Products of a stage, those of gradients as a backward or within the step.
 std::vector<Gemm> gemms_of_stage(const Case&, int rank, bool backward);
 
+Key local_grad_key();
 // tokens, hidden, layers, micro_batch_size, virtual
 std::vector<Key> keys_of_layers(const char* layers_by_default);
 

@@ -56,21 +56,18 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
     out.push_back(whole(in[out.size() - 1].shape, std::move(value)));
   if (!gauges) return out;
   const Precision p = precision_of(c, Declared{});
-  const auto rounding = replicated::rounding_of(c, p, c.ranks(Axis::dp));
+  const auto rounding = rounding_of(c, p);
   *gauges = {replicated::gauge_of(reference::stack_loss(stack, rounding), p)};
-  auto losses = reference::stack_backward_loss(
-      stack, reference::divided_cotangent(dy, divisor(c), rounding), rounding);
-  for (const auto& loss : in_order(losses, losses.x))
-    gauges->push_back(replicated::gauge_of(loss, p));
+  for (Gauge& gauge :
+       gauges_of_gradients(c, stack, reference::divided_cotangent(dy, divisor(c), rounding)))
+    gauges->push_back(std::move(gauge));
   return out;
 }
 
 // Dividing by a power of two costs no digit; by another number nothing is exact.
 std::optional<int64_t> integer_range(const Case& c) {
-  const int64_t m = int64_t(divisor(c)), layers = c.at("layers");
-  if ((m & (m - 1)) != 0) return std::nullopt;
-  return range_of_layers(c, std::max(c.at("tokens"), c.at("hidden") + 1), layers - 1,
-                         int(layers) + 1);
+  const int64_t m = int64_t(divisor(c));
+  return (m & (m - 1)) == 0 ? range_of_stack(c, c.at("tokens")) : std::nullopt;
 }
 
 // ---- Who works on what, and when
@@ -251,6 +248,7 @@ std::vector<Key> keys() {
                         "mean: divided by their number"));
   list.push_back(toggle("recompute", "off",
                         "inputs of a chunk's further layers are made again before its backward"));
+  list.push_back(local_grad_key());
   return list;
 }
 
@@ -303,6 +301,9 @@ std::vector<std::string> cases(const std::string& tier) {
        {"pipeline_schedule pp=3 loss=mean", "pipeline_schedule pp=2 dp=2 loss=mean",
         "pipeline_schedule pp=2 schedule=interleaved virtual=3 layers=13 recompute=on",
         "pipeline_schedule pp=3 schedule=zero_bubble virtual=2 layers=6 micro_batch_size=4",
+        "pipeline_schedule pp=2 local_grad=f32",
+        "pipeline_schedule pp=2 dp=2 layers=2 tokens=64 micro_batch_size=4 dtype=bf16 "
+        "local_grad=bf16 fill=normal",
         "pipeline_schedule pp=2 dtype=f32 fill=large layers=2", "pipeline_schedule pp=2 hidden=1",
         "pipeline_schedule pp=2 dp=2 layers=2 tokens=96 micro_batch_size=8 dtype=bf16 "
         "fill=cancelling schedule=zero_bubble"}});

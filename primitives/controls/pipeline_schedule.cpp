@@ -133,6 +133,11 @@ struct DeferredOverwrites final : PipelineSchedule {
   }
 };
 
+// Gradients are added up in the storage type, whatever type they were asked for in.
+struct SummedAsStored final : PipelineSchedule {
+  DType type_of_sums(const Step& step) const override { return step.p.storage; }
+};
+
 // A flag of the step says that the sum has its gradient already.
 struct FirstMicrobatchAlone final : PipelineSchedule {
   void add_weight_gradient(Step& step, Unit u, int64_t layer, const View& x,
@@ -356,6 +361,10 @@ const Row rows[] = {
        "weight gradients that are left when the last backward is done"),
     of("schedule_deferred_overwrites", twin<DeferredOverwrites>, "forward", "ledger,lockstep",
        "NVIDIA/TransformerEngine 3552", split, "2 microbatches"),
+    of("schedule_summed_as_stored", twin<SummedAsStored>, "forward", "ledger,lockstep",
+       "gradients of microbatches added up in bf16, as autograd does",
+       "pp=2 layers=1 tokens=96 micro_batch_size=3 dtype=bf16 fill=cancelling",
+       "many microbatches, sums that cancel, storage narrower than accumulation"),
     of("schedule_first_microbatch_alone", twin<FirstMicrobatchAlone>, "forward", "ledger,lockstep",
        "AMD-AGI/Primus 1046", small, "2 microbatches"),
     of("schedule_zeroed_by_each_chunk", twin<ZeroedByEachChunk>, "forward", "ledger,lockstep",
