@@ -341,14 +341,15 @@ class Gate {
       dumps_->add(j, runner_.truth(j.evidence), options_.program);
     keep(j.result);
     if (firing(j.result).empty() && witnesses_.contains(j.result.canonical))
-      passed_.emplace(j.result.canonical, base_of(std::move(j)));
+      keep_twin(d.line, std::move(j));
   }
 
   // What controls are compared with: the verdicts, and what left the ranks in the base shot.
-  static Judged base_of(Judged j) {
+  const Judged& keep_twin(const Case& line, Judged j) {
     j.evidence.shots.resize(1);
     for (RankRecord& r : j.evidence.ranks) r.shots.resize(1);
-    return j;
+    j.evidence.line = &twin_lines_.emplace_back(line);
+    return twins_[print_canonical(line)].emplace_back(std::move(j));
   }
 
   // Lines on which controls and operators will be compared with the healthy subject.
@@ -403,20 +404,17 @@ class Gate {
     return {trimmed_words(control.check, ','), trimmed_words(control.silent, ','), control.alone};
   }
 
-  // A control and its twin share a witness; twins are run once. A case that is due on the same
-  // line, and passed all that the twin would be asked, is the twin.
+  // A control and its twin share a witness; twins are run once. One that passed more than is asked
+  // for now is the twin, and so is a case that is due on the same line; one that did not is where
+  // just that was asked.
   const Judged& twin(const Case& line, const std::vector<std::string>& checks,
                      const std::string& lane) {
-    const std::string canonical = print_canonical(line);
-    if (const auto found = passed_.find(canonical); found != passed_.end())
-      if (std::all_of(checks.begin(), checks.end(),
-                      [&](const std::string& c) { return result_of(found->second.result, c); }))
-        return found->second;
-    std::string key = canonical + "|" + joined(checks, ",");
-    auto found = twins_.find(key);
-    if (found != twins_.end()) return found->second;
-    twin_lines_.push_back(line);
-    return twins_.emplace(key, base_of(judged(twin_lines_.back(), checks, lane))).first->second;
+    for (const Judged& j : twins_[print_canonical(line)]) {
+      const bool asked = std::all_of(checks.begin(), checks.end(),
+                                     [&](const std::string& c) { return result_of(j.result, c); });
+      if (asked && (firing(j.result).empty() || j.result.checks.size() == checks.size())) return j;
+    }
+    return keep_twin(line, judged(line, checks, lane));
   }
 
   void control(const Due& d) {
@@ -808,9 +806,8 @@ class Gate {
   Progress& progress_;
   Runner runner_;
   Report report_;
-  std::map<std::string, Judged> twins_;
-  std::map<std::string, Judged> passed_;  // due cases that are twins, by canonical line
-  std::set<std::string> witnesses_;       // canonical lines of twins
+  std::map<std::string, std::list<Judged>> twins_;  // by canonical line
+  std::set<std::string> witnesses_;                 // canonical lines of twins
   std::list<Case> twin_lines_;
   std::shared_ptr<Dumps> dumps_;  // --dump; null without
   ResultSink* sink_ = nullptr;    // of a part: results go to the parent
