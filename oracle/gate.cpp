@@ -75,6 +75,7 @@ class Gate {
 
  private:
   using Asked = std::tuple<std::string, Place, std::string>;  // contract, place, subject
+  using Checks = std::vector<std::string>;
 
   // What one process judges by itself: lines, then operators on contracts.
   struct Share {
@@ -176,6 +177,7 @@ class Gate {
       gate.turns_ = &turns;
       gate.dumps_ = dumps_;
       gate.witnesses_ = witnesses_;
+      gate.shown_on_ = shown_on_;
       gate.start_worlds(local);
       for (size_t i; (i = turns.next()) < shares.size() && !gate.ends_early();)
         gate.judge(shares[i]);
@@ -355,8 +357,13 @@ class Gate {
   // Lines on which controls and operators will be compared with the healthy subject.
   void note_witnesses(const std::vector<Due>& due) {
     if (!options_.controls) return;
-    for (const Due& d : due)
-      if (d.what == Due::named_control) witnesses_.insert(print_canonical(healthy_line(d)));
+    for (const Due& d : due) {
+      if (d.what != Due::named_control) continue;
+      const std::string canonical = print_canonical(healthy_line(d));
+      witnesses_.insert(canonical);
+      if (narrowly() && !d.control.empty())
+        for (std::string& c : shown(d, true)) shown_on_[canonical].insert(std::move(c));
+    }
     if (!options_.failed.empty()) return;
     for (const auto& [contract, place, subject] : subjects_of(due)) {
       const Contract& c = registry_.contract(contract);
@@ -376,7 +383,7 @@ class Gate {
 
   // Checks that a control is shown to: those that must fire, and all that is due on its line;
   // narrowly, those that must fire or be silent.
-  std::vector<std::string> shown(const Due& d, bool narrow) const {
+  Checks shown(const Due& d, bool narrow) const {
     const Expectation expected = named(d);
     std::vector<std::string> checks = due_or(d, d.line, expected.checks);
     if (narrow && !d.illegal && !expected.alone)
@@ -421,18 +428,21 @@ class Gate {
     if (!unavailable(d.line).empty()) return;
     if (d.control.empty()) return operator_again(registry_.contract(d.line.contract), d);
     const Case line = healthy_line(d);
-    const Judged& healthy = twin(line, due_or(d, line, {}), d.lane);
-    keep_failing_twin(healthy.result);
-    keep(told([&](bool narrow) { return control_run(d, healthy, narrow); }));
+    keep(told([&](bool narrow) {
+      Checks checks = due_or(d, line, {});
+      if (narrow) checks = kept(std::move(checks), shown_on_[print_canonical(line)]);
+      return control_run(d, twin_told(line, checks, d.lane), narrow);
+    }));
   }
 
-  // Tier smoke shows a broken run to few checks. One that is not caught so is shown to all, to be
-  // told as elsewhere: a second chance it is not.
+  // Tier smoke shows a broken run, and its twin, to few checks. One that is not caught so is shown
+  // to all, to be told as elsewhere: a second chance it is not.
+  bool narrowly() const { return options_.tier == "smoke"; }
   ControlResult told(const std::function<ControlResult(bool narrow)>& run) const {
     const auto passes = [](const ControlResult& c) {
       return c.outcome == ControlResult::caught || c.outcome == ControlResult::equivalent;
     };
-    if (options_.tier != "smoke") return run(false);
+    if (!narrowly()) return run(false);
     ControlResult narrowly = run(true);
     if (passes(narrowly)) return narrowly;
     ControlResult widely = run(false);
@@ -471,8 +481,16 @@ class Gate {
 
   // A twin that fails shows nothing about its controls, and is itself what has to be told, once a
   // line: it may be due as a case with fewer checks, or as no case at all.
-  void keep_failing_twin(const CaseResult& twin) {
-    if (!firing(twin).empty() && !failed_.contains(twin.canonical)) keep(twin);
+  const Judged& twin_told(const Case& line, const std::vector<std::string>& checks,
+                          const std::string& lane) {
+    const Judged& j = twin(line, checks, lane);
+    if (!firing(j.result).empty() && !failed_.contains(j.result.canonical)) keep(j.result);
+    return j;
+  }
+
+  static Checks kept(Checks checks, const std::set<std::string>& asked) {
+    std::erase_if(checks, [&](const std::string& c) { return !asked.contains(c); });
+    return checks;
   }
 
   void describe(ControlResult& out, const Case& line, const Contract& c,
@@ -564,65 +582,90 @@ class Gate {
     Case line = d.line;
     line.set("fault", "");
     const auto checks = shown_to_operators(c, line);
-    const Judged& healthy = twin(line, checks, d.lane);
-    keep_failing_twin(healthy.result);
+    const Judged& healthy = twin_told(line, checks, d.lane);
     if (!firing(healthy.result).empty()) return;
     for (const Site& site : sites_of(healthy))
       if (site.key() == std::tuple(int(spec.phase), spec.axis, spec.number))
-        keep(operator_run(c, line, fault_operator(spec.op), site, spec.rank >= 0, healthy, checks,
-                          d.lane));
+        keep(operator_run(c, line, {&fault_operator(spec.op), site, spec.rank >= 0}, healthy,
+                          checks, d.lane));
+  }
+
+  // An operator at a call of a witness, on all ranks or on one.
+  struct Attempt {
+    const FaultOperator* op;
+    Site site;
+    bool one_rank;
+  };
+
+  // Exact data show everything but rounding; on rounding data only what needs it is run again,
+  // unless the family has no exact data.
+  std::vector<Attempt> attempts(const Contract& c, const Case& line, bool rounding,
+                                const Judged& healthy) const {
+    std::vector<Attempt> list;
+    for (const FaultOperator& op : fault_operators())
+      for (const Site& site : sites_of(healthy)) {
+        if (!applies(op, site, rounding, line.world()) ||
+            (rounding && c.linear && !op.needs_rounding))
+          continue;
+        list.push_back({&op, site, false});
+        // Without isolation a call that never meets its peers would cost its whole deadline.
+        if (op.call && site.p >= 2 && options_.isolated) list.push_back({&op, site, true});
+      }
+    return list;
   }
 
   void on_witness(const Contract& c, const Case& line, bool rounding, Sites& sites) {
     const std::string lane = lane_of(line);
     const auto checks = shown_to_operators(c, line);
-    const Judged& healthy = twin(line, checks, lane);
-    keep_failing_twin(healthy.result);
-    if (!firing(healthy.result).empty()) return;
+    // Which calls there are is said by any run.
+    const bool look_first = narrowly() && contains(checks, "ledger");
+    const Judged& first = twin_told(line, look_first ? Checks{"ledger"} : checks, lane);
+    if (!firing(first.result).empty()) return;
     sites.begin_line();
-    for (const FaultOperator& op : fault_operators())
-      for (const Site& site : sites_of(healthy)) {
-        // Exact data show everything but rounding; on rounding data only what needs it is run
-        // again, unless the family has no exact data.
-        if (!applies(op, site, rounding, line.world()) ||
-            (rounding && c.linear && !op.needs_rounding))
-          continue;
-        for (const bool one_rank : {false, true}) {
-          // Without isolation a call that never meets its peers would cost its whole deadline.
-          if (one_rank && (!op.call || site.p < 2 || !options_.isolated)) continue;
-          if (ends_early()) return;
-          if (!sites.due(op, site, one_rank)) continue;
-          const auto cancels = [&] {
-            return stays_equal(op) && due_at(site, line, healthy).value_or(Traffic{}).cancels;
-          };
-          const ControlResult out = told([&](bool narrow) {
-            narrow = narrow && !cancels();  // that nothing differs is asked of every check
-            return operator_run(c, line, op, site, one_rank, healthy,
-                                narrow ? narrowed(checks, op, site, one_rank, c.linear) : checks,
-                                lane);
-          });
-          if (out.outcome == ControlResult::caught) sites.caught(op, site, one_rank);
-          if (out.outcome == ControlResult::equivalent) sites.harmless(op, site);
-          keep(out);
-          progress_.tick();
-        }
-      }
+    const std::vector<Attempt> list = attempts(c, line, rounding, first);
+    const Checks few = narrowly() ? narrowed(checks, due_now(list, sites), c.linear) : checks;
+    if (few.empty()) return;
+    const Judged& healthy = twin_told(line, few, lane);
+    if (!firing(healthy.result).empty()) return;
+    for (const Attempt& a : list) {
+      if (ends_early()) return;
+      if (!sites.due(*a.op, a.site, a.one_rank)) continue;
+      // That nothing differs is asked of every check.
+      const bool cancels =
+          stays_equal(*a.op) && due_at(a.site, line, healthy).value_or(Traffic{}).cancels;
+      const ControlResult out = told([&](bool narrow) {
+        if (narrow && !cancels)
+          return operator_run(c, line, a, healthy, narrowed(checks, {a}, c.linear), lane);
+        return operator_run(c, line, a, twin_told(line, checks, lane), checks, lane);
+      });
+      if (out.outcome == ControlResult::caught) sites.caught(*a.op, a.site, a.one_rank);
+      if (out.outcome == ControlResult::equivalent) sites.harmless(*a.op, a.site);
+      keep(out);
+      progress_.tick();
+    }
+  }
+
+  static std::vector<Attempt> due_now(std::vector<Attempt> list, const Sites& sites) {
+    std::erase_if(list, [&](const Attempt& a) { return !sites.due(*a.op, a.site, a.one_rank); });
+    return list;
   }
 
   // What may be expected of an operator at a site, wherever its results turn out to differ.
-  static std::vector<std::string> narrowed(std::vector<std::string> checks, const FaultOperator& op,
-                                           const Site& site, bool one_rank, bool linear) {
-    const Expectation most =
-        expectation(op, site, one_rank, /*outputs_differ=*/true, /*gradients_differ=*/true, linear);
-    std::erase_if(checks, [&](const std::string& c) {
-      return c != "forward" && c != "gradient" && !contains(most.checks, c);
-    });
-    return checks;
+  static Checks narrowed(const Checks& checks, const std::vector<Attempt>& list, bool linear) {
+    std::set<std::string> asked;
+    for (const auto& [op, site, one_rank] : list) {
+      const Expectation most = expectation(*op, site, one_rank, /*outputs_differ=*/true,
+                                           /*gradients_differ=*/true, linear);
+      asked.insert({"forward", "gradient"});
+      asked.insert(most.checks.begin(), most.checks.end());
+    }
+    return kept(checks, asked);
   }
 
-  ControlResult operator_run(const Contract& c, const Case& line, const FaultOperator& op,
-                             const Site& site, bool one_rank, const Judged& healthy,
-                             const std::vector<std::string>& checks, const std::string& lane) {
+  ControlResult operator_run(const Contract& c, const Case& line, const Attempt& attempt,
+                             const Judged& healthy, const Checks& checks, const std::string& lane) {
+    const auto& [what, site, one_rank] = attempt;
+    const FaultOperator& op = *what;
     FaultSpec spec{op.name, site.phase, site.axis, site.number,
                    one_rank ? site.call.members.back() : -1};
     Case faulted = line;
@@ -633,6 +676,10 @@ class Gate {
     out.imitates = op.does;
     describe(out, faulted, c, lane);
     Judged broken;
+    if (!firing(healthy.result).empty()) {
+      conclude(out, broken, healthy, {});
+      return out;
+    }
     try {
       broken = runner_.run(faulted, checks, lane);
     } catch (const std::exception& e) {
@@ -808,6 +855,8 @@ class Gate {
   Report report_;
   std::map<std::string, std::list<Judged>> twins_;  // by canonical line
   std::set<std::string> witnesses_;                 // canonical lines of twins
+  // By such a line, the checks that its named controls are shown to in tier smoke.
+  std::map<std::string, std::set<std::string>> shown_on_;
   std::list<Case> twin_lines_;
   std::shared_ptr<Dumps> dumps_;  // --dump; null without
   ResultSink* sink_ = nullptr;    // of a part: results go to the parent

@@ -333,19 +333,83 @@ TEST(AGate, BlamesNoSubjectForAWitnessThatItsContractRefuses) {
           << c.line;
 }
 
+// A reduce that reduces nothing.
+Control off(const std::string& witness) {
+  Control c;
+  c.name = "off";
+  c.contract = witness.substr(0, witness.find(' '));
+  c.make = planted::forward(planted::own_block);
+  c.declared = planted::forward_only();
+  c.check = "forward";
+  c.witness = witness;
+  return c;
+}
+
+// A case that is due is the twin of what is compared with it: controls run no healthy kernel.
+TEST(AGate, JudgesACaseOnceWhereItIsATwinToo) {
+  Turns healthy;
+  Registry r;
+  Contract c = with_contracts({{"counted", nullptr}}).contract("counted");
+  c.witnesses = c.cases("smoke");
+  c.cases = [line = c.witnesses[0]](const std::string&) {
+    return std::vector<std::string>{line, line + " fill=normal"};
+  };
+  r.add(std::move(c));
+  const auto counts = [&](Rank& rank, const View& in, const View& out) {
+    if (rank.line().text("fault").empty()) healthy.next();
+    planted::reduced(rank, in, out);
+  };
+  r.add(Subject{"", "counted", planted::forward(counts), planted::forward_only()});
+  r.add(off("counted tp=2 tokens=3 hidden=5"));
+  size_t before = healthy.next();
+  for (const char* tier : {"smoke", "ci"}) {
+    Options o = plain(1);
+    o.tier = tier;
+    std::vector<size_t> runs;
+    for (const bool controls : {false, true}) {
+      o.controls = controls;
+      Progress silent;
+      const Report report = run_gate(o, r, silent);
+      EXPECT_EQ(exit_code(report), 0) << closing(report);
+      const size_t after = healthy.next();
+      runs.push_back(after - before);
+      before = after;
+    }
+    EXPECT_GT(runs[0], 1u);
+    EXPECT_EQ(runs[0], runs[1]) << tier;
+  }
+}
+
+// Where no case is due, tier smoke asks a twin what its controls are asked, every other tier all.
+TEST(AGate, AsksATwinWhatItsControlsAreAsked) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  const auto writes = [](Rank& rank, const View& in, const View& out) {
+    planted::reduced(rank, in, out);
+    if (rank.line().at("hidden") == 7) in.data[0] ^= std::byte(1);
+  };
+  r.add(Subject{"", "sound", planted::forward(writes), planted::forward_only()});
+  r.add(off("sound tp=2 tokens=3 hidden=7"));
+  for (const auto& [tier, code] : {std::pair("smoke", 0), {"ci", 1}}) {
+    Options o = plain(1);
+    o.controls = true;
+    o.tier = tier;
+    Progress silent;
+    const Report report = run_gate(o, r, silent);
+    EXPECT_EQ(exit_code(report), code) << tier << closing(report);
+    const auto named = std::find_if(report.controls.begin(), report.controls.end(),
+                                    [](const ControlResult& c) { return c.name == "off"; });
+    ASSERT_NE(named, report.controls.end());
+    EXPECT_EQ(named->outcome, code == 0 ? ControlResult::caught : ControlResult::unjudged);
+  }
+}
+
 // Without its healthy twin a control says nothing; no code is said to fail.
 TEST(AGate, LeavesAControlOpenWhereItsTwinThrows) {
   Registry r = with_contracts({{"throws", [](Contract& c) {
                                   ends(c, [] { throw std::runtime_error("a reference at odds"); });
                                 }}});
-  Control off;
-  off.name = "off";
-  off.contract = "throws";
-  off.make = planted::forward(planted::own_block);
-  off.declared = planted::forward_only();
-  off.check = "forward";
-  off.witness = "throws tp=2 tokens=3 hidden=5";
-  r.add(std::move(off));
+  r.add(off("throws tp=2 tokens=3 hidden=5"));
   Options o = plain(1);
   o.controls = true;
   Progress silent;
