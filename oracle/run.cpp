@@ -120,6 +120,26 @@ bool died(const RankOutcome& o) {
          o.end == RankOutcome::hung;
 }
 
+// Throws what the harness of a rank could not do.
+void require_harness(const RankRecord& record) {
+  for (const ShotRecord& s : record.shots)
+    if (s.status == ShotRecord::infrastructure)
+      throw Infrastructure(s.text);
+    else if (s.status == ShotRecord::too_small)
+      throw MachineTooSmall(s.text);
+}
+
+// It keeps others waiting, or is told to them late: then they do not hang by themselves. A death is
+// a rank's own, and NCCL tells it to those that it leaves behind.
+void require_harness_of_late_ranks(const std::vector<RankOutcome>& outcomes) {
+  for (const RankOutcome& o : outcomes)
+    if (o.end != RankOutcome::finished && o.end != RankOutcome::hung && o.end != RankOutcome::ended)
+      return;
+  for (const RankOutcome& o : outcomes)
+    if (o.end == RankOutcome::finished)
+      if (const auto record = parse_record(o.record)) require_harness(*record);
+}
+
 // What one forward and backward asked of other ranks: calls, and bytes of their payloads.
 void count_traffic(CaseResult& result, const Evidence& e) {
   result.calls = result.bytes = 0;
@@ -391,11 +411,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks,
             "expected the record of rank {} for case {}, met that of rank {} for case {} on {}; "
             "the channel from the ranks mixes records up",
             r, job.number, record->rank, record->number, j.result.line));
-      for (const ShotRecord& s : record->shots)
-        if (s.status == ShotRecord::infrastructure)
-          throw Infrastructure(s.text);
-        else if (s.status == ShotRecord::too_small)
-          throw MachineTooSmall(s.text);
+      require_harness(*record);
       // Only a write where it had no business leaves such a record: the rank counts as crashed.
       if (const std::string why = misfit(*record, j.evidence); !why.empty()) {
         outcomes[r].end = RankOutcome::signalled;
@@ -404,6 +420,8 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks,
       }
       j.evidence.ranks.push_back(std::move(*record));
     }
+  } else {
+    require_harness_of_late_ranks(outcomes);
   }
   if (std::all_of(outcomes.begin(), outcomes.end(), finished)) {
     j.completed = true;

@@ -261,11 +261,11 @@ void Arena::release(Released::Cause cause, const std::string& why) const {
   h.why[length] = 0;
   h.cause = cause;
   for (int rank = 0; rank < ranks; ++rank) {
-    page(rank).stood_waiting = page(rank).waiting.load();
+    page(rank).stood_waiting = snapshot(page(rank).trace).state == Trace::waiting;
   }
   h.released.store(1);
   for (int rank = 0; rank < ranks; ++rank) {
-    if (!page(rank).stood_waiting) continue;
+    if (!page(rank).waiting.load()) continue;
     call_off(rank);
     ring(bell_at(page(rank).bell.load()));
   }

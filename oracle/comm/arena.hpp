@@ -65,7 +65,7 @@ struct alignas(64) RankPage {
   std::atomic<uint32_t> finished;  // number of the last job whose record is whole
   std::atomic<int64_t> bell;       // of the wait: offset in the arena
   uint32_t life;                   // Life
-  uint32_t stood_waiting;          // at the moment of release
+  uint32_t stood_waiting;          // at the moment of release, here or in a transport of its own
   uint32_t threw;
   int64_t record_bytes;
   uint64_t record_sum;

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/rank_loop.hpp"
 #include "oracle/comm/standing.hpp"
@@ -26,10 +27,14 @@ namespace {
 constexpr int64_t millisecond = 1'000'000, second = 1'000 * millisecond;
 constexpr int64_t kept_record_bytes = 4 << 20;
 
-// Time that survivors have to hand in their records once the world is released.
+// Time that survivors have to hand in their records once the world is released: what a rank that
+// computes may take to its next call, which is more where others want its core too. One that
+// waited only has to be given a core to hear of it: it is no rank that hangs.
 int64_t grace_ns(double scale) {
-  return std::clamp(int64_t(scale * double(second)), second / 5, 5 * second);
+  const double of_a_core = std::clamp(crowding(), 1.0, 10.0);
+  return int64_t(std::clamp(scale * double(second), double(second) / 5, 5. * second) * of_a_core);
 }
+constexpr int64_t graces_of_one_that_waited = 10;
 
 std::string signal_name(int signal) {
   const char* abbreviation = sigabbrev_np(signal);
@@ -149,7 +154,7 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
   const int64_t kill_after = int64_t((deadline + kill_after_seconds - case_deadline_seconds) *
                                      spec_.deadline_scale * double(second));
   const int64_t overdue_at = monotonic_ns() + kill_after;
-  int64_t stop_at = INT64_MAX;
+  int64_t stop_at = INT64_MAX, stop_waiting_at = INT64_MAX;
   End end = End::all_done;
   for (;;) {
     reap();
@@ -163,7 +168,9 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
     const bool late = head.released.load() && head.cause == Released::deadline;
     if (end == End::all_done && (lost >= 0 || late || now >= overdue_at)) {
       end = lost >= 0 ? End::peer_lost : End::overdue;
-      stop_at = now + grace_ns(spec_.deadline_scale);
+      const int64_t grace = grace_ns(spec_.deadline_scale);
+      stop_at = now + grace;
+      stop_waiting_at = now + graces_of_one_that_waited * grace;
       if (end == End::overdue) {
         arena_->lock_by_force([&](int) { return false; });
         arena_->release(Released::deadline,
@@ -172,8 +179,10 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
         arena_->unlock();
       }
     }
-    if (now >= stop_at) return end;
-    poll_until(std::min(stop_at, std::max(overdue_at, now + millisecond)));
+    if (now >= (is_due(Stood::waiting, number) ? stop_waiting_at : stop_at))
+      return end == End::overdue && !is_due(Stood::running, number) ? End::deaf : end;
+    poll_until(now < stop_at ? std::min(stop_at, std::max(overdue_at, now + millisecond))
+                             : stop_waiting_at);
   }
 }
 
@@ -209,12 +218,22 @@ const RankProcess* ArenaWorld::process_of(int rank) const {
 }
 
 bool ArenaWorld::everyone_settled(uint32_t number) const {
-  for (int rank = 0; rank < spec_.ranks; ++rank) {
-    const RankProcess* p = process_of(rank);
-    if (arena_->page(rank).finished.load() == number) continue;
-    if (!p || !p->reaped) return false;
-  }
+  for (int rank = 0; rank < spec_.ranks; ++rank)
+    if (is_due(rank, number)) return false;
   return true;
+}
+
+bool ArenaWorld::is_due(int rank, uint32_t number) const {
+  const RankProcess* p = process_of(rank);
+  return arena_->page(rank).finished.load() != number && (!p || !p->reaped);
+}
+
+// Of the ranks that stood so when the world was released.
+bool ArenaWorld::is_due(Stood stood, uint32_t number) const {
+  for (int rank = 0; rank < spec_.ranks; ++rank)
+    if (bool(arena_->page(rank).stood_waiting) == (stood == Stood::waiting) && is_due(rank, number))
+      return true;
+  return false;
 }
 
 // A rank whose process died by itself before its record was whole; one that can say why comes
@@ -268,7 +287,7 @@ RankOutcome ArenaWorld::outcome(int rank, uint32_t number, End end) const {
   if (whole) read_record(rank, o);
   if (!died || (whole && p->ranks > 1)) {
     if (whole) return o;
-    const bool hung = end == End::overdue && !page.stood_waiting;
+    const bool hung = end == End::deaf || (end == End::overdue && !page.stood_waiting);
     o.end = hung ? RankOutcome::hung : RankOutcome::ended;
     o.text =
         fmt::format("{} {}", hung ? "no progress until the deadline," : "ended with its world,",

@@ -44,11 +44,15 @@ class ArenaWorld : public World {
   bool dead_ = false;
 
  private:
-  enum class End { all_done, peer_lost, overdue, interrupted };
+  // deaf: all that is due is of ranks that waited, were told that it is over, and did not end.
+  enum class End { all_done, peer_lost, overdue, deaf, interrupted };
   End watch(double deadline);
   void poll_until(int64_t wake_ns) const;
   void reap() const;
   bool everyone_settled(uint32_t number) const;
+  bool is_due(int rank, uint32_t number) const;  // its record is, or its end
+  enum class Stood { waiting, running };
+  bool is_due(Stood, uint32_t number) const;
   int lost_rank(uint32_t number) const;
   void give_up(int rank);
   std::string how_it_ended(int rank) const;

@@ -308,18 +308,21 @@ void NcclDoor::settle(NcclComm comm, const char* what, double seconds) {
 template <class Done>
 void NcclDoor::poll(const char* what, double seconds, const Done& done) {
   if (done()) return;
-  Trace unseen;
-  Trace& trace = state_.trace ? *state_.trace : unseen;
-  trace.state = Trace::waiting;
-  trace.since_ns = monotonic_ns();
-  const int64_t limit = trace.since_ns + int64_t(seconds * scale_ * 1e9);
+  stand(Trace::waiting);
+  const int64_t limit = monotonic_ns() + int64_t(seconds * scale_ * 1e9);
   for (int looks = 0; !done(); ++looks) {
     look_at_others();
     if (monotonic_ns() > limit) overdue(what, seconds);
     looks < yields_first ? void(::sched_yield()) : void(::usleep(20));
   }
-  trace.state = Trace::running;
-  trace.since_ns = monotonic_ns();
+  stand(Trace::running);
+}
+
+// Who watches the rank takes one that waits for no rank that hangs.
+void NcclDoor::stand(Trace::State state) noexcept {
+  if (!state_.trace || state_.trace->state == state) return;
+  state_.trace->state = state;
+  state_.trace->since_ns = monotonic_ns();
 }
 
 // While the host waits for a stream.
@@ -328,8 +331,9 @@ void NcclDoor::look(bool first) {
   if (first) since_ns_ = monotonic_ns();
   if (device_.complete(last_)) {
     in_flight_ = false;
-    return;
+    return looked();
   }
+  stand(Trace::waiting);
   look_at_others();
   if (monotonic_ns() - since_ns_ > int64_t(call_deadline_seconds * scale_ * 1e9))
     overdue("completing a call", call_deadline_seconds);
@@ -349,6 +353,7 @@ void NcclDoor::look_at_others() {
     meeting_.look();
   } catch (const Released&) {
     abort_all();
+    stand(Trace::running);
     throw;
   }
   for (const auto& [members, comm] : comms_) {
@@ -377,6 +382,7 @@ void NcclDoor::overdue(const char* what, double seconds) {
                                       seconds * scale_, state_.rank, what, errors());
   meeting_.release(Released::deadline, why);
   abort_all();
+  stand(Trace::running);
   if (what == creating) throw Infrastructure(why);  // no kernel has a part in it
   meeting_.look();                                  // in the words of the first that gave up
   throw Released(Released::deadline, why);
@@ -389,6 +395,7 @@ void NcclDoor::fail(int code, const char* call) {
                                       state_.rank, call, code, nccl_.text(code), errors());
   meeting_.release(Released::peer_lost, why);
   abort_all();
+  stand(Trace::running);
   if (code == nccl_device_error) throw DeviceError(code, why);
   throw Infrastructure(why);
 }

@@ -60,6 +60,8 @@ class NcclDoor : public Door, private DeviceContext::Watcher {
   void look_at_others();
   Stream own_stream() const override { return own_; }
   void look(bool first) override;
+  void looked() noexcept override { stand(Trace::running); }
+  void stand(Trace::State) noexcept;
   void drain() noexcept override;
   [[noreturn]] void fail(int code, const char* call);
   [[noreturn]] void overdue(const char* what, double seconds);

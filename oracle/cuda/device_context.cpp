@@ -78,10 +78,12 @@ void DeviceContext::check_memory(int code, size_t bytes) const {
 void DeviceContext::synchronise(Stream s) const {
   if (watcher_) {
     record(mark_, s);
-    for (int looks = 0; !complete(mark_); ++looks) {
+    int looks = 0;
+    for (; !complete(mark_); ++looks) {
       watcher_->look(looks == 0);
       looks < yields_first ? void(::sched_yield()) : void(::usleep(20));
     }
+    if (looks > 0) watcher_->looked();
   }
   check(api_.synchronise(s), "synchronising a stream");
 }

@@ -39,8 +39,10 @@ class DeviceContext {
   struct Watcher {
     virtual ~Watcher() = default;
     virtual Stream own_stream() const = 0;
-    // Again and again while the host waits in synchronise, `first` once in each; may throw.
+    // Again and again while the host waits in synchronise, `first` once in each; may throw. The
+    // wait over, `looked`.
     virtual void look(bool first) = 0;
+    virtual void looked() noexcept = 0;
     // Ends what is under way, by waiting a little or by giving it up.
     virtual void drain() noexcept = 0;
   };

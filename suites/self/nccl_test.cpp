@@ -43,6 +43,7 @@ struct Alone : Door, Meeting {
     note(fmt::format("meet {} {}", name(c.op), receives));
   }
   void look() override {
+    if (trace && !released) stood = trace->state;
     if (released) throw Released(cause, why);
   }
   void release(Released::Cause c, const std::string& text) override {
@@ -53,6 +54,8 @@ struct Alone : Door, Meeting {
   bool released = false;
   Released::Cause cause = Released::deadline;
   std::string why;
+  const Trace* trace = nullptr;  // of the rank
+  Trace::State stood = Trace::left;
 };
 
 int state_of_communicators = nccl_success;
@@ -104,8 +107,7 @@ struct Asked : testing::Test {
   // One call of member `me` among p, on device memory.
   Words calls_of(Op op, Reduce reduce, DType dtype, int64_t in, int64_t out, int hop, int p, int me,
                  std::vector<int64_t> send = {}, std::vector<int64_t> recv = {}) {
-    DeviceContext device(double_api(), me);
-    RankState state;
+    DeviceContext device(api, me);
     state.rank = me;
     state.size = world;
     Group group;
@@ -131,6 +133,8 @@ struct Asked : testing::Test {
     return heard;
   }
   Alone host;
+  RankState state;
+  DeviceApi api = double_api();
   int world = 8;
   const Words made = {"host all_reduce", "unique_id", "host broadcast"};  // of a communicator
 };
@@ -255,6 +259,31 @@ TEST_F(Asked, AReleaseByAnotherRankAbortsWhatIsUnderWay) {
     EXPECT_STREQ(e.what(), "another's words");
   }
   EXPECT_EQ(asked.back(), "abort");
+}
+
+// Whoever watches the rank takes it for one that waits, and then no longer: while NCCL is asked
+// how a call stands, and while its work is on the stream.
+TEST_F(Asked, ARankThatWaitsForNcclSaysSo) {
+  Trace trace;
+  host.trace = state.trace = &trace;
+  state_of_communicators = nccl_in_progress;
+  const auto all_reduces = [&] {
+    calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 0);
+  };
+  EXPECT_THROW(all_reduces(), Infrastructure);
+  EXPECT_EQ(host.stood, Trace::waiting);
+  EXPECT_EQ(trace.state, Trace::running);
+
+  host = {};
+  host.trace = &trace;
+  state_of_communicators = nccl_success;
+  api.query = [](Event e) {  // done, and never told so
+    double_api().await(e);
+    return not_ready;
+  };
+  EXPECT_THROW(all_reduces(), Released);
+  EXPECT_EQ(host.stood, Trace::waiting);
+  EXPECT_EQ(trace.state, Trace::running);
 }
 
 TEST_F(Asked, ARankWithoutADeviceOfItsOwnIsRefused) {
@@ -502,10 +531,10 @@ TEST(Program, ACommunicatorThatARankNeverJoinsIsGivenUp) {
 
 TEST(Program, ACallThatNeverCompletesEndsAtItsDeadline) {
   const Ran ran =
-      program("run mapping_all_reduce tp=3 transport=nccl device=cuda --deadline-scale 0.05",
+      program("run mapping_all_reduce tp=3 transport=nccl device=cuda --deadline-scale 0.2",
               planted("call_hangs@1"));
   EXPECT_EQ(ran.exit, 1) << ran.text;
-  EXPECT_TRUE(ran.says("no progress for 0.5 s")) << ran.text;
+  EXPECT_TRUE(ran.says("no progress for 2.0 s")) << ran.text;
   EXPECT_TRUE(ran.says("ranks 0, 1, 2")) << ran.text;
 }
 

@@ -20,6 +20,7 @@ namespace {
 
 using Checks = std::vector<std::string>;
 
+volatile bool for_ever = true;
 const std::string small = "mapping_reduce tp=4 tokens=3 hidden=5";
 
 bool holds(const std::string& text, const std::string& part) {
@@ -140,6 +141,25 @@ TEST(Harness, WhatItThrowsOnARankIsNobodysFault) {
   const std::string why = no_judgement_of(
       [&] { return planted::judge(planted::line_of(small, ""), {"forward"}, main); });
   EXPECT_EQ(why, "rank 2: the record is too long");
+}
+
+// The rank that could not leaves one behind that does not hear of it.
+TEST(Harness, WhatItCouldNotDoOnOneRankLeavesNoOtherHanging) {
+  const RankMain main = [](RankHost& host, std::span<const std::byte> bytes) {
+    const Job job = parse_job(bytes);
+    RankRecord record;
+    record.rank = host.rank;
+    record.number = job.number;
+    record.shots.resize(job.shots.size());
+    record.shots.at(0).status = ShotRecord::infrastructure;
+    record.shots[0].text = "no communicator";
+    while (for_ever && host.rank == 2) {
+    }
+    return serialize(record);
+  };
+  const std::string why = no_judgement_of(
+      [&] { return planted::judge(planted::line_of(small, ""), {"forward"}, main, 0.03); });
+  EXPECT_EQ(why, "no communicator");
 }
 
 Registry with_contracts(

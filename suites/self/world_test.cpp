@@ -16,7 +16,9 @@
 #include <thread>
 
 #include "oracle/case.hpp"
+#include "oracle/comm/arena.hpp"
 #include "oracle/comm/crowd.hpp"
+#include "oracle/comm/standing.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/interrupt.hpp"
@@ -647,6 +649,56 @@ TEST(World, AStoppedRankIsHung) {
   EXPECT_EQ(outcomes[0].end, RankOutcome::finished);
   EXPECT_EQ(outcomes[1].end, RankOutcome::hung);
   expect_no_child();
+}
+
+// The page of the rank before, which lies before this one's.
+const Trace& of_the_rank_before(const RankHost& host) {
+  return *reinterpret_cast<const Trace*>(reinterpret_cast<const std::byte*>(host.trace) -
+                                         sizeof(RankPage));
+}
+
+// It stands in a call when the world is given up, and for five times the grace of a rank that
+// computes nobody gives it a core on which it could hear of it.
+TEST(World, ARankThatWaitedIsHeardThoughItIsGivenNoCoreForLong) {
+  const auto outcomes = run(spec("processes", 2, 0.03), [](RankHost& host) {
+    const Group world = everyone(host);
+    const auto pids = all_gather<int64_t>(*host.door, world, {int64_t(getpid())});
+    if (host.rank == 1) {
+      for (Trace other; other.state != Trace::waiting || other.op != Op::barrier;)
+        other = snapshot(of_the_rank_before(host));
+      kill(pid_t(pids[0]), SIGSTOP);
+      if (fork() == 0) {
+        usleep(2'000'000);  // a deadline of 0.93 s, and then 1 s
+        kill(pid_t(pids[0]), SIGCONT);
+        _exit(0);
+      }
+      while (for_ever) {
+      }
+    }
+    return released_or([&] {
+      barrier(*host.door, world);
+      return std::string("not released");
+    });
+  });
+  EXPECT_EQ(outcomes[0].end, RankOutcome::finished) << outcomes[0].text;
+  EXPECT_EQ(text_of(outcomes[0].record).find("released by deadline: "), 0u);
+  EXPECT_EQ(outcomes[1].end, RankOutcome::hung) << outcomes[1].text;
+  expect_no_child();
+}
+
+// It is told, and works on: no other rank keeps it from its end.
+TEST(World, RanksThatDoNotEndWhenTheirCallIsReleasedAreHung) {
+  const auto outcomes = run(spec("processes", 2, 0.03), [](RankHost& host) {
+    const std::string said = released_or([&] {
+      if (host.rank == 0) barrier(*host.door, everyone(host));
+      return std::string();
+    });
+    while (host.rank == 0 && for_ever) {
+    }
+    return said;
+  });
+  EXPECT_EQ(outcomes[1].end, RankOutcome::finished) << outcomes[1].text;
+  EXPECT_EQ(outcomes[0].end, RankOutcome::hung) << outcomes[0].text;
 }
 
 // --- calls that do not fit together
