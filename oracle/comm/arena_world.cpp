@@ -34,7 +34,6 @@ int64_t grace_ns(double scale) {
   const double of_a_core = std::clamp(crowding(), 1.0, 10.0);
   return int64_t(std::clamp(scale * double(second), double(second) / 5, 5. * second) * of_a_core);
 }
-constexpr int64_t graces_of_one_that_waited = 10;
 
 std::string signal_name(int signal) {
   const char* abbreviation = sigabbrev_np(signal);

@@ -21,6 +21,10 @@ inline double crowding() {
   return std::max(minute, double(running)) / std::max(1u, std::thread::hardware_concurrency());
 }
 
+// Time to hand in a record, of a rank that waited when its world was given up, over that of one
+// that computed: it only has to be given a core to hear of it, and is no rank that hangs.
+inline constexpr int graces_of_one_that_waited = 10;
+
 // Behind a deadline that has passed; "" where no more than two share a core.
 inline std::string crowded_text(double of_a_core) {
   if (of_a_core <= 2) return "";

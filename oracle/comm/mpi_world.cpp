@@ -27,6 +27,7 @@
 #include <fmt/format.h>
 
 #include "oracle/case.hpp"
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
@@ -67,6 +68,15 @@ std::string told_in(const std::string& path) {
   return text.size() > 600 ? ": ..." + text.substr(text.size() - 600) : ": " + text;
 }
 
+// Neither ended nor about to be taken leave of.
+bool runs(int pid) {
+  std::ifstream in(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(in, text);
+  const size_t name_ends = text.rfind(") ");  // a name may hold blanks and parentheses
+  return name_ends != text.npos && name_ends + 2 < text.size() && text[name_ends + 2] != 'Z';
+}
+
 struct RankLink {
   int fd = -1;
   Hello hello;
@@ -103,6 +113,8 @@ class MpiWorld final : public World {
     begun_ = Clock::now();
     released_ = false;
     lost_at_.reset();
+    given_up_at_.reset();
+    hung_.clear();
     for (RankLink& l : links_) {
       l.reported = l.harness = false;
       l.outcome = {};
@@ -117,8 +129,8 @@ class MpiWorld final : public World {
       if (lost_at_ && seconds_since(*lost_at_) > grace_seconds) break;
       if (local_ && !released_) watch_for_deadlock();
       const double limit = deadline * spec_.deadline_scale;
-      if (!released_ && seconds_since(begun_) > limit) give_up(limit);
-      if (seconds_since(begun_) > limit + (kill_after_seconds - case_deadline_seconds)) break;
+      if (!given_up_at_ && seconds_since(begun_) > limit) give_up(limit);
+      if (given_up_at_ && ranks_had_their_time()) break;
     }
     auto all = outcomes();
     // Nobody is blamed for what the harness of a rank could not do.
@@ -129,7 +141,8 @@ class MpiWorld final : public World {
   }
 
  private:
-  static constexpr double grace_seconds = 0.5;
+  // That survivors have to hand in their records: less than until the launcher ends them.
+  static constexpr double grace_seconds = 1.5;
 
   void make_folder() {
     const char* temporary = std::getenv("TMPDIR");
@@ -395,8 +408,7 @@ class MpiWorld final : public World {
                  : "died on its machine: its connection closed before its record was whole";
     if (l.page) {
       o.trace = snapshot(l.page->trace);
-      for (int i = 0; i < 200 && !l.page->ended.load(); ++i) ::usleep(1000);
-      if (l.page->ended.load()) describe_end(*l.page, o);
+      if (supervisor_has_told(l)) describe_end(*l.page, o);
     }
     if (::close(l.fd); true) l.fd = -1;
     if (!lost_at_) lost_at_ = Clock::now();
@@ -404,6 +416,16 @@ class MpiWorld final : public World {
                                 ? fmt::format("left the process with exit code {}", o.code)
                                 : o.text;
     release(Released::peer_lost, fmt::format("rank {} {} {}", l.hello.rank, how, place(o.trace)));
+  }
+
+  // It does so as soon as it is given a core, unless the launcher has ended it.
+  bool supervisor_has_told(const RankLink& l) const {
+    const int most_ms = lost_at_ ? 200 : 5000;
+    for (int ms = 0; ms < most_ms && !l.page->ended.load(); ++ms) {
+      if (ms >= 200 && !runs(l.hello.supervisor)) break;
+      ::usleep(1000);
+    }
+    return l.page->ended.load();
   }
 
   static void describe_end(const MpiPage& page, RankOutcome& o) {
@@ -467,13 +489,33 @@ class MpiWorld final : public World {
 
   // Past the deadline: ranks that wait are let go, those that do not are what hangs.
   void give_up(double limit) {
-    std::vector<int> hung;
-    for (RankLink& l : links_)
-      if (!l.reported && (!l.page || l.page->trace.state != Trace::waiting))
-        hung.push_back(l.hello.rank);
-    hung_ = hung;
-    release(Released::deadline,
-            fmt::format("no end within {:.1f} s: {} made no call", limit, rank_list(hung)));
+    given_up_at_ = Clock::now();
+    hung_ = unreported(
+        [](const RankLink& l) { return !l.page || l.page->trace.state != Trace::waiting; });
+    release(Released::deadline, fmt::format("no end within {:.1f} s: {}", limit,
+                                            hung_.empty() ? "every rank that is left waits"
+                                                          : rank_list(hung_) + " made no call"));
+  }
+
+  template <class Holds>
+  std::vector<int> unreported(const Holds& holds) const {
+    std::vector<int> ranks;
+    for (const RankLink& l : links_)
+      if (!l.reported && holds(l)) ranks.push_back(l.hello.rank);
+    return ranks;
+  }
+
+  // One that computes had time to come to a call, one that waited to be given a core and to hear
+  // that its call is over. Where only such are left, they do not end by themselves either.
+  bool ranks_had_their_time() {
+    const double since = seconds_since(*given_up_at_),
+                 grace = kill_after_seconds - case_deadline_seconds;
+    if (since <= grace) return false;
+    const auto left = unreported([](const RankLink&) { return true; });
+    if (std::includes(hung_.begin(), hung_.end(), left.begin(), left.end())) return true;
+    if (since <= graces_of_one_that_waited * grace) return false;
+    if (hung_.empty()) hung_ = left;
+    return true;
   }
 
   std::vector<RankOutcome> outcomes() {
@@ -565,7 +607,7 @@ class MpiWorld final : public World {
   int listener_ = -1;
   pid_t launcher_pid_ = -1;
   Clock::time_point begun_;
-  std::optional<Clock::time_point> lost_at_;
+  std::optional<Clock::time_point> lost_at_, given_up_at_;
   std::optional<Watch> watched_;
   std::vector<int> hung_;
   std::vector<int> closed_;  // ranks whose connections were closed when one was first found to be
