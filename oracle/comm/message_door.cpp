@@ -203,7 +203,9 @@ class Impl final : public MessageDoor {
     Trace& trace = c_.page->trace;
     trace.state = Trace::waiting;
     trace.since_ns = monotonic_ns();
-    const int64_t deadline = trace.since_ns + int64_t(10e9 * c_.deadline_scale);
+    const double seconds =
+        call_deadline_seconds * c_.deadline_scale * (c_.patience ? *c_.patience : 1);
+    const int64_t deadline = trace.since_ns + int64_t(seconds * 1e9);
     for (uint64_t looks = 1;; ++looks) {
       c_.page->polls.fetch_add(1, std::memory_order_relaxed);
       wire_.flush();
@@ -212,8 +214,8 @@ class Impl final : public MessageDoor {
       if (looks % 256 == 0 && monotonic_ns() > deadline) {
         throw Released(
             Released::deadline,
-            fmt::format("no progress for {:.1f} s{}: rank {} {}", 10 * c_.deadline_scale,
-                        crowded_text(crowding()), c_.state->rank, standing(c_.state->rank, trace)));
+            fmt::format("no progress for {:.1f} s{}: rank {} {}", seconds, crowded_text(crowding()),
+                        c_.state->rank, standing(c_.state->rank, trace)));
       }
       if (fits_) continue;
       if (looks < yields_first)

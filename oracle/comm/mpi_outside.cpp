@@ -95,6 +95,11 @@ void on_alarm(int) {
      << "shardproof: rank " << int64_t(awaited)
      << " handed in no record within its deadline; without a parent of its own the run ends here\n")
         .say_and_end(1);
+  if (makes_a_communicator())
+    (words << "shardproof: a rank was given no communicator within its deadline, and no kernel has "
+              "a part in that; it stood "
+           << snapshot(page()->trace) << "\n")
+        .say_and_end(3);
   (words << "shardproof: a rank made no end within its deadline: it stood "
          << snapshot(page()->trace) << "\n")
       .say_and_end(1);
@@ -175,7 +180,8 @@ class Participant {
     MpiSession::Context context;
     context.state = &state;
     context.page = page();
-    context.deadline_scale = scale;
+    context.deadline_scale = deadline_scale = scale;
+    context.patience = &patience;
     context.released = [](void*) -> std::optional<std::pair<Released::Cause, std::string>> {
       return std::nullopt;
     };
@@ -190,8 +196,10 @@ class Participant {
 
   // Throws what the rank threw.
   std::vector<std::byte> work(const RankMain& main, std::span<const std::byte> job,
-                              uint32_t case_number, double deadline) {
+                              uint32_t case_number, double deadline, bool nccl) {
     page()->trace = Trace{};
+    // Others may be making communicators meanwhile.
+    patience = nccl ? deadline / (case_deadline_seconds * deadline_scale) : 1;
     page()->trace.case_number = case_number;
     RankHost host{session->rank(), session->size(), door.get(), &page()->trace, false, &state};
     ::alarm(unsigned(deadline) + 2);
@@ -206,6 +214,7 @@ class Participant {
 
   MpiSession* session;
   RankState state;
+  double deadline_scale = 1, patience = 1;
   std::unique_ptr<Door> door;
 };
 
@@ -245,12 +254,17 @@ class OutsideWorld final : public World {
   std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
                                double deadline) override {
     const double limit = deadline * spec_.deadline_scale;
-    const auto order =
-        as_message(Order{Word::job, case_number, limit, uint32_t(spec_.transport == "nccl")}, job);
-    for (int r = 1; r < spec_.ranks; ++r) me_.session->send(r, order);
+    const bool nccl = spec_.transport == "nccl";
+    const auto order = as_message(Order{Word::job, case_number, limit, uint32_t(nccl)}, job);
+    ::alarm(unsigned(limit) + 4);
+    for (int r = 1; r < spec_.ranks; ++r) {
+      awaited = r;  // a long order is sent once it is read
+      me_.session->send(r, order);
+    }
+    awaited = 0;
     std::vector<RankOutcome> outcomes(size_t(spec_.ranks));
     outcomes[0].end = RankOutcome::finished;
-    outcomes[0].record = me_.work(main_, job, case_number, limit);
+    outcomes[0].record = me_.work(main_, job, case_number, limit, nccl);
     outcomes[0].trace = snapshot(page()->trace);
     ::alarm(unsigned(limit) + 4);  // a rank that can ends itself after its limit and 2 s
     for (int r = 1; r < spec_.ranks; ++r) {
@@ -320,7 +334,7 @@ int serve_outside(const RankMain& main) {
     }
     me.session->send(
         0, me.work(order.nccl ? over_nccl : main, std::span(message).subspan(sizeof order),
-                   order.number, order.deadline));
+                   order.number, order.deadline, order.nccl != 0));
   }
 }
 

@@ -66,6 +66,7 @@ struct MpiSession {
     RankState* state = nullptr;
     MpiPage* page = nullptr;
     double deadline_scale = 1;
+    const double* patience = nullptr;  // of the job: its calls wait so many times as long
     bool lockstep = true;
     // Looked at while waiting: a release that the parent sent.
     std::optional<std::pair<Released::Cause, std::string>> (*released)(void*) = nullptr;

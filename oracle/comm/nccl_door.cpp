@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -37,6 +38,12 @@ class SameTrace {
   const Trace kept_;
 };
 
+std::atomic<bool> is_made{false};  // read by signal handlers
+struct Making {
+  Making() { is_made = true; }
+  ~Making() { is_made = false; }
+};
+
 // A call of the door's own to the members of `call`.
 Call beside(const Call& call, Op op, Reduce reduce, int64_t count) {
   Call c;
@@ -51,6 +58,8 @@ Call beside(const Call& call, Op op, Reduce reduce, int64_t count) {
 }
 
 }  // namespace
+
+bool makes_a_communicator() { return is_made; }
 
 // What wait needs of a call, and the device memory through which host views go.
 struct NcclDoor::Flight {
@@ -185,6 +194,7 @@ void NcclDoor::create(Comm& comm, const Call& call) {
   share_id(call, id.data());
   check(nccl_.create(&comm.handle, call.group->size(), id.data(), call.group->me), creating);
   const int64_t since = monotonic_ns();
+  const Making making;
   try {
     settle(comm.handle, creating, set_up_seconds);
   } catch (const Released& r) {  // every member came here: a deadline is none of theirs

@@ -83,6 +83,9 @@ class NcclDoor : public Door, private DeviceContext::Watcher {
   Ticket tickets_ = 0;
 };
 
+// Of this process: it is no kernel's fault how long that takes.
+bool makes_a_communicator();
+
 // Ranks whose jobs run with an NcclDoor over the host's: what `main` gets as its door. NCCL reduces
 // in rings, whatever the message's size, unless NCCL_ALGO says otherwise.
 RankMain with_nccl(RankMain main, double deadline_scale);
