@@ -22,8 +22,8 @@
 namespace shardproof {
 namespace {
 
-constexpr int64_t set_up_ns = 120'000'000'000;
-constexpr int ports_tried = 16, patience_ms = 2000;
+constexpr int64_t set_up_ns = 120'000'000'000, patience_ns = 2'000'000'000;
+constexpr int ports_tried = 16;
 constexpr uint64_t magic = 0x7368617264707266;
 
 // The first word on a connection, and its answer.
@@ -78,15 +78,20 @@ class Socket {
   int fd_;
 };
 
+int milliseconds_until(int64_t moment_ns) {
+  return int(std::max<int64_t>((moment_ns - monotonic_ns()) / 1'000'000, 0));
+}
+int64_t a_while() { return monotonic_ns() + patience_ns; }
+
 // Whole or not at all, within some time.
 bool say(const Socket& s, const void* bytes, size_t n) {
   return ::send(s.fd(), bytes, n, MSG_NOSIGNAL) == ssize_t(n);
 }
-bool hear(const Socket& s, void* bytes, size_t n) {
+bool hear(const Socket& s, void* bytes, size_t n, int64_t until = a_while()) {
   auto* to = static_cast<char*>(bytes);
   while (n > 0) {
     pollfd p{s.fd(), POLLIN, 0};
-    if (::poll(&p, 1, patience_ms) <= 0) return false;
+    if (::poll(&p, 1, milliseconds_until(until)) <= 0) return false;
     const ssize_t got = ::recv(s.fd(), to, n, 0);
     if (got <= 0) return false;
     to += got;
@@ -129,8 +134,7 @@ Socket connect_to_place(const Place& place) {
 }
 Socket accept_from(const Socket& listener, int64_t until) {
   pollfd p{listener.fd(), POLLIN, 0};
-  const int64_t left_ms = std::max<int64_t>((until - monotonic_ns()) / 1'000'000, 0);
-  if (::poll(&p, 1, int(left_ms)) <= 0) return Socket();
+  if (::poll(&p, 1, milliseconds_until(until)) <= 0) return Socket();
   return Socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
 }
 
@@ -168,6 +172,14 @@ class Company {
     return g;
   }
 
+  // Answers a caller. One that heard nothing for a while has left this connection and calls again;
+  // one that heard the answer says so, and stays with it.
+  bool agree(const Socket& s) const {
+    const Greeting answer = greeting();
+    uint64_t word = 0;
+    return say(s, &answer, sizeof answer) && hear(s, &word, sizeof word, until_) && word == magic;
+  }
+
   // Rank 0: hears where each of the others listens, then tells all of them.
   void receive_all() {
     Socket door;
@@ -179,8 +191,7 @@ class Company {
       if (!s) fail(fmt::format("expected {} more ranks within 120 s, met none", missing));
       const auto g = greeted(s);
       if (!g || g->rank == 0 || links[size_t(g->rank)]) continue;
-      const Greeting answer = greeting();
-      if (!say(s, &answer, sizeof answer)) continue;
+      if (!agree(s)) continue;
       places[size_t(g->rank)] = {address_of(s), g->port};
       links[size_t(g->rank)] = std::move(s);
       --missing;
@@ -195,7 +206,7 @@ class Company {
     const uint32_t master = master_address();
     while (!links[0]) {
       for (int i = 0; i < ports_tried && !links[0]; ++i)
-        links[0] = call({master, number("MASTER_PORT") + i}, 0);
+        links[0] = call(connect_to_place({master, number("MASTER_PORT") + i}), 0);
       if (!links[0] && monotonic_ns() > until_)
         fail(fmt::format("expected rank 0 at {}:{} or the ports behind it, met nobody within 120 s",
                          variable("MASTER_ADDR"), variable("MASTER_PORT")));
@@ -203,17 +214,18 @@ class Company {
     }
     std::vector<Place> places(static_cast<size_t>(size_));
     hear_places(places);
-    for (int r = 1; r < me_; ++r) {
-      links[size_t(r)] = call(places[size_t(r)], r);
-      if (!links[size_t(r)]) fail(fmt::format("cannot reach rank {}", r));
-    }
+    for (int r = 1; r < me_; ++r)
+      while (!links[size_t(r)]) {
+        Socket s = connect_to_place(places[size_t(r)]);
+        if (!s || monotonic_ns() > until_) fail(fmt::format("cannot reach rank {}", r));
+        links[size_t(r)] = call(std::move(s), r);
+      }
     for (int missing = size_ - 1 - me_; missing > 0;) {
       Socket s = accept_from(listener_, until_);
       if (!s) fail(fmt::format("expected {} more ranks within 120 s, met none", missing));
       const auto g = greeted(s);
       if (!g || g->rank <= me_ || links[size_t(g->rank)]) continue;
-      const Greeting answer = greeting();
-      if (!say(s, &answer, sizeof answer)) continue;
+      if (!agree(s)) continue;
       links[size_t(g->rank)] = std::move(s);
       --missing;
     }
@@ -221,18 +233,15 @@ class Company {
 
   // Until rank 0 has heard from all.
   void hear_places(std::vector<Place>& places) const {
-    pollfd p{links[0].fd(), POLLIN, 0};
-    ::poll(&p, 1, int(std::max<int64_t>((until_ - monotonic_ns()) / 1'000'000, 0)));
-    if (!hear(links[0], places.data(), places.size() * sizeof(Place)))
+    if (!hear(links[0], places.data(), places.size() * sizeof(Place), until_))
       fail("rank 0 did not say where the others are");
   }
 
-  Socket call(const Place& place, int rank) const {
-    Socket s = connect_to_place(place);
+  Socket call(Socket s, int rank) const {
     const Greeting mine = greeting();
     if (!s || !say(s, &mine, sizeof mine)) return Socket();
     const auto g = greeted(s);
-    return g && g->rank == rank ? std::move(s) : Socket();
+    return g && g->rank == rank && say(s, &magic, sizeof magic) ? std::move(s) : Socket();
   }
 
   const int me_, size_;

@@ -3,16 +3,21 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "oracle/comm/nccl_door.hpp"
+#include "oracle/comm/tcp_session.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/cuda/placed.hpp"
 #include "suites/self/device_double/program.hpp"
@@ -612,6 +617,48 @@ TEST(Program, RanksOfTorchrunMeetBySockets) {
   const Ran host = torch_ranks(2, 29500, "run mapping_all_reduce tp=2");
   EXPECT_EQ(host.exit, 2) << host.text;
   EXPECT_TRUE(host.says("expected a line of 2 ranks with transport=nccl")) << host.text;
+}
+
+// A process that finds the other of two ranks; it ends with 0 where it does.
+pid_t rank_of_two(int rank, int port) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  ::alarm(60);
+  for (const auto& [name, value] :
+       {std::pair{"RANK", rank}, {"WORLD_SIZE", 2}, {"MASTER_PORT", port}})
+    ::setenv(name, fmt::format("{}", value).c_str(), 1);
+  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  int code = 1;
+  try {
+    open_tcp_session();
+    code = 0;
+  } catch (const Infrastructure& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+  }
+  ::_exit(code);
+}
+bool is_listened_at(int port) {
+  std::ifstream table("/proc/net/tcp");
+  for (std::string row; std::getline(table, row);)
+    if (row.find(fmt::format(":{:04X} 00000000:0000 0A", port)) != row.npos) return true;
+  return false;
+}
+
+// Longer than a rank waits for an answer at one port, nobody gives rank 0 a core on which it could
+// answer: the connections that were left meanwhile are none.
+TEST(Torchrun, ARankThatCallsAgainIsMet) {
+  const int port = Port().number;
+  const pid_t first = rank_of_two(0, port);
+  while (!is_listened_at(port)) ::usleep(1000);
+  ::kill(first, SIGSTOP);
+  const pid_t second = rank_of_two(1, port);
+  ::usleep(5'000'000);  // two and a half times as long
+  ::kill(first, SIGCONT);
+  for (const pid_t rank : {first, second}) {
+    int status = -1;
+    ::waitpid(rank, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
 }
 
 }  // namespace
