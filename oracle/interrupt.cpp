@@ -15,17 +15,18 @@ namespace shardproof {
 namespace {
 volatile std::sig_atomic_t raised = 0;
 bool left = false;
-std::atomic<int64_t> first_at{0};
+std::atomic<int64_t> first_at{0};  // 0: none came
 
 void raise_flag(int) { raised = 1; }
 void raise_flag_once(int signal) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   const int64_t ms = int64_t(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
-  if (!raised) {
+  // Two signals may come to two threads at once.
+  int64_t first = 0;
+  if (first_at.compare_exchange_strong(first, ms)) {
     raised = 1;
-    first_at = ms;
-  } else if (ms - first_at >= 500) {
+  } else if (ms - first >= 500) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   }
