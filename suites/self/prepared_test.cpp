@@ -767,20 +767,27 @@ TEST_F(Changed, WrittenToIsTold) {
 
 class Interrupted : public Prepared {
  protected:
-  // Kills a process that prepares as soon as `begun` holds.
-  void kill_when(const std::function<void()>& work, const std::function<bool()>& begun) {
-    const pid_t child = fork();
-    if (child == 0) {
-      work();
-      _exit(0);
-    }
-    for (int i = 0; i < 20000 && !begun(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    kill(child, SIGKILL);
+  // Kills a process that prepares as soon as `begun` holds. One that was through before this one
+  // was given a core to see that is no interrupted one: another is begun.
+  void kill_when(
+      const std::function<void()>& work, const std::function<bool()>& begun,
+      const std::function<void()>& before = [] {}) {
     int status = 0;
-    waitpid(child, &status, 0);
+    for (int tries = 0; tries < 50 && !WIFSIGNALED(status); ++tries) {
+      before();
+      const pid_t child = fork();
+      if (child == 0) {
+        work();
+        _exit(0);
+      }
+      while (!begun() && waitpid(child, &status, WNOHANG) == 0)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      kill(child, SIGKILL);
+      waitpid(child, &status, 0);
+    }
     ASSERT_TRUE(WIFSIGNALED(status)) << "it had ended before it was killed";
   }
+  void none_there() const { fs::remove_all(folder); }
   void prepare_large() const {
     prepare_case(parse("mapping_copy tp=8 tokens=256 hidden=256", families()), {}, folder,
                  families());
@@ -788,8 +795,8 @@ class Interrupted : public Prepared {
 };
 
 TEST_F(Interrupted, ACaseIsNoCaseUntilItIsWhole) {
-  fs::remove_all(folder);
-  kill_when([&] { prepare_large(); }, [&] { return fs::exists(path("rank0.in.safetensors")); });
+  kill_when([&] { prepare_large(); }, [&] { return fs::exists(path("rank0.in.safetensors")); },
+            [&] { none_there(); });
   expect_refused("case.json",
                  {"nothing there: it was interrupted in this folder", "prepare the folder again"});
   prepare_large();
@@ -804,7 +811,6 @@ TEST_F(Interrupted, ACaseIsNoCaseUntilItIsWhole) {
 }
 
 TEST_F(Interrupted, ABatteryIsNoneUntilItIsWhole) {
-  fs::remove_all(folder);
   Options options;
   options.tier = "smoke";
   options.patterns = {"mapping"};
@@ -815,7 +821,7 @@ TEST_F(Interrupted, ABatteryIsNoneUntilItIsWhole) {
       if (entry.path().filename().string().starts_with("003.")) return true;
     return false;
   };
-  kill_when([&] { prepare_battery(options, folder, families()); }, third);
+  kill_when([&] { prepare_battery(options, folder, families()); }, third, [&] { none_there(); });
   expect_refused("battery.json", {"nothing there: it was interrupted in this folder"});
 }
 
