@@ -311,10 +311,10 @@ std::vector<std::string> cases(const std::string& tier) {
   return together(
       {ci, crossed(crossed({"pipeline_schedule pp=5 layers=11", "pipeline_schedule pp=6 layers=13",
                             "pipeline_schedule pp=8 layers=17 tokens=40"},
-                           {"micro_batch_size=2", "micro_batch_size=4 loss=mean"}),
-                   {"schedule=zero_bubble",
-                    "schedule=zbv virtual=2 recompute=on dtype=bf16 fill=normal",
-                    "dtype=f32 fill=normal hidden=9", "seed=2"})});
+                           {"", "schedule=zero_bubble", "schedule=zbv virtual=2 recompute=on"}),
+                   {"micro_batch_size=2", "micro_batch_size=2 seed=2",
+                    "micro_batch_size=4 loss=mean dtype=f32 fill=normal hidden=9",
+                    "micro_batch_size=3 dtype=bf16 local_grad=bf16 fill=normal"})});
 }
 
 Contract pipeline_schedule() {

@@ -267,8 +267,11 @@ TEST(ScheduleRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
   for (const std::string& text : contract().illegal)
     EXPECT_TRUE(contract().precondition(parse(text, family()))) << text;
   for (const char* tier : {"smoke", "ci", "nightly"})
-    for (const std::string& text : contract().cases(tier))
-      EXPECT_FALSE(contract().precondition(parse(text, family()))) << text;
+    for (const std::string& text : contract().cases(tier)) {
+      const Case line = parse(text, family());
+      EXPECT_FALSE(contract().precondition(line)) << text;
+      EXPECT_TRUE(line.text("fill") != "integers" || contract().integer_range(line)) << text;
+    }
   for (const std::string& text : contract().witnesses)
     EXPECT_FALSE(contract().precondition(parse(text, family()))) << text;
 }
