@@ -14,6 +14,7 @@
 #include "oracle/cuda/spin.hpp"
 #include "suites/self/cuda_on_host/block.hpp"
 #include "suites/self/cuda_on_host/planted.hpp"
+#include "suites/self/tensor_core_sum.hpp"
 
 namespace shardproof {
 namespace {
@@ -408,6 +409,43 @@ TEST(Spin, TakesTheTimeThatIsAskedForAndLittleMore) {
     EXPECT_GE(cuda_on_host::elapsed(), nanoseconds);
     EXPECT_LE(cuda_on_host::elapsed(), nanoseconds + 3000);
   }
+}
+
+// Ulps of 1 are 2^-23. To nearest, the first two would be 1 + 2^-22, and the third as much.
+TEST(TensorCoreSum, CutsOffAndNeverRounds) {
+  const auto sum = [](float begin, int n, double term) {
+    return tensor_core_step(begin, n, [&](int) { return term; });
+  };
+  EXPECT_EQ(sum(1, 1, 0x1.8p-23), 1 + 0x1p-23f);
+  EXPECT_EQ(sum(-1, 1, -0x1.8p-23), -1 - 0x1p-23f);
+  EXPECT_EQ(sum(1, tensor_core_terms, 0x1p-25), 1.0f) << "each below the last bit that is kept";
+  EXPECT_EQ(sum(0, tensor_core_terms, 0x1p-25), 0x1p-22f);
+  EXPECT_EQ(sum(float(1 << 23), 8, -7), float((1 << 23) - 56)) << "integers are exact";
+  EXPECT_EQ(sum(INFINITY, 2, 1), INFINITY);
+  EXPECT_TRUE(std::isnan(sum(INFINITY, 1, -INFINITY)));
+}
+
+// Others have nine tenths of the device. The kernel that reads the clock alone has had a tenth of
+// the time that was asked for.
+TEST(Spin, DoesNotCountTheTurnsOfOthers) {
+  constexpr int64_t asked = 500'000;
+  cuda_on_host::set_turns_of_others(100, 900'000);
+  const auto own = [] { return cuda_on_host::elapsed() - cuda_on_host::turns_of_others(); };
+  ASSERT_EQ(spin(asked, nullptr), 0) << complaint();
+  EXPECT_GE(own(), asked - asked / 50);
+  EXPECT_LE(own(), asked + 3000);
+  ASSERT_EQ(planted::count_cycles_by_the_clock(asked), 0) << complaint();
+  EXPECT_LE(own(), asked / 4);
+  cuda_on_host::set_turns_of_others(0, 0);
+}
+
+TEST(Spin, IsNoShorterWhereADeviceNamesNoClockRate) {
+  for (int kilohertz : {0, 2'000'000}) {
+    cuda_on_host::set_clock_rate(kilohertz);
+    ASSERT_EQ(spin(500'000, nullptr), 0) << complaint();
+    EXPECT_GE(cuda_on_host::elapsed(), 1'000'000);
+  }
+  cuda_on_host::set_clock_rate(1'000'000);
 }
 
 TEST(WordSum, IsThatOfALoopAndGivesItsScratchBack) {

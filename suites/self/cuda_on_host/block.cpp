@@ -61,7 +61,8 @@ struct Running {
   uint64_t block = 0;
   uint32_t barriers = 0, warp_barriers[most_threads / warp] = {};
   Shared shared;
-  int64_t clock = 0;
+  int64_t clock = 0, turn = 0, lost = 0;  // lost: in the turns of others
+  int looks = 0, looks_a_turn = 0, kilohertz = 1'000'000;
   unsigned votes = 0;                     // of the last barrier
   std::map<const void*, size_t> allowed;  // of dynamic shared memory
   std::string complaint;
@@ -298,6 +299,12 @@ void run_grid(const Launch& l) {
 void set_schedule(Schedule s) { running.schedule = s; }
 const std::string& complaint() { return running.complaint; }
 int64_t elapsed() { return running.clock; }
+void set_turns_of_others(int looks, int64_t nanoseconds) {
+  running.looks_a_turn = looks, running.turn = nanoseconds;
+}
+int64_t turns_of_others() { return running.lost; }
+void set_clock_rate(int kilohertz) { running.kilohertz = kilohertz; }
+int clock_rate() { return running.kilohertz; }
 
 int allow_shared(const void* kernel, size_t bytes) {
   const std::lock_guard<std::mutex> hold(one_launch);
@@ -313,7 +320,7 @@ int launch(const Launch& l) {
   if (code == success) {
     running.launch = &l;
     running.random.seed(running.schedule.seed);
-    running.clock = 0;
+    running.clock = running.lost = 0, running.looks = 0;
     blockDim = l.block, gridDim = l.grid;
     run_grid(l);
     if (!running.complaint.empty()) code = launch_failure;
@@ -374,6 +381,10 @@ void sleep(unsigned nanoseconds) {
 }
 int64_t now() {
   sleep(1000);
+  if (running.looks_a_turn > 0 && ++running.looks % running.looks_a_turn == 0) {
+    running.clock += running.turn;
+    running.lost += running.turn;
+  }
   return running.clock;
 }
 

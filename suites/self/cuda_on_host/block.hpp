@@ -50,6 +50,12 @@ int launch(const Launch&);
 int allow_shared(const void* kernel, size_t bytes);
 extern int last_error;  // the last code that was not 0; who asks sets it back
 int64_t elapsed();      // nanoseconds, of the clock of the last launch
+// Of a device that others have a turn on, for all later launches: every so many looks at the clock
+// it has gone on by so much more. None: it is the kernel's own.
+void set_turns_of_others(int looks, int64_t nanoseconds);
+int64_t turns_of_others();           // of the clock of the last launch
+void set_clock_rate(int kilohertz);  // that the device says it has, 1'000'000
+int clock_rate();
 
 // Allocations that have not been released; and how many more there may be.
 int allocated();

@@ -116,6 +116,10 @@ __global__ void multiply_kernel(const uint32_t* a, const uint32_t* b, float* d) 
 }
 
 __global__ void nothing_kernel() {}
+__global__ void cycles_kernel(int64_t cycles) {
+  for (const int64_t begin = clock64(); clock64() - begin < cycles;) {
+  }
+}
 
 }  // namespace
 
@@ -162,6 +166,7 @@ int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_thr
   config.dynamicSmemBytes = shared;
   return cudaLaunchKernelEx(&config, nothing_kernel);
 }
+int count_cycles_by_the_clock(int64_t cycles) { return launched(cycles_kernel, 1, 1, cycles); }
 float widened(uint16_t half, bool bf16) {
   return bf16 ? __bfloat162float(__ushort_as_bfloat16(half)) : __half2float(__ushort_as_half(half));
 }

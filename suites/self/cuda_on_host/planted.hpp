@@ -30,6 +30,7 @@ int load_matrices(const uint16_t* rows, unsigned apart, uint32_t* to, bool turne
 int multiply_matrices(const uint32_t* a, const uint32_t* b, float* d, bool bf16);
 int grid_of(unsigned x, unsigned y, unsigned z, unsigned threads, unsigned z_threads,
             unsigned shared);
+int count_cycles_by_the_clock(int64_t cycles);  // whoever's turn it is
 float widened(uint16_t half, bool bf16);
 uint16_t rounded(float value, bool bf16);
 int last_code();  // and sets it back

@@ -3,6 +3,7 @@
 // what lies outside of it is a SIGSEGV.
 #include "primitives/launch.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "primitives/cuda/twin_bodies.hpp"
 #include "suites/self/device_double/device.hpp"
 #include "suites/self/device_double/work.hpp"
+#include "suites/self/tensor_core_sum.hpp"
 
 namespace shardproof::primitives {
 
@@ -99,15 +101,30 @@ A factor(const BareGemm& g, A value) {
   return A(same_bits<float>(same_bits<uint32_t>(float(value)) & ~uint32_t((1 << 13) - 1)));
 }
 
+// The factors' products: halves on tensor cores, others one after the other.
+template <class Left, class Right>
+auto sum_of(const BareGemm& g, Left left, Right right) {
+  using A = decltype(left(0));
+  A sum = 0;
+  if (bytes_of(g.in) == 2) {
+    for (int64_t l = 0; l < g.k; l += tensor_core_terms)
+      sum = A(tensor_core_step(float(sum), int(std::min<int64_t>(tensor_core_terms, g.k - l)),
+                               [&](int i) { return double(left(l + i)) * double(right(l + i)); }));
+    return sum;
+  }
+  for (int64_t l = 0; l < g.k; ++l) sum += left(l) * right(l);
+  return sum;
+}
+
 template <class A>
 void multiply(const BareGemm& g) {
   const Tensor a = reached(g.a, g.in, g.m, g.k), b = reached(g.b, g.in, g.k, g.n),
                c = reached(g.c, g.out, g.m, g.n);
   for (int64_t i = 0; i < g.m; ++i)
     for (int64_t j = 0; j < g.n; ++j) {
-      A sum = 0;
-      for (int64_t l = 0; l < g.k; ++l)
-        sum += factor(g, a.load<A>(i * g.k + l)) * factor(g, b.load<A>(l * g.n + j));
+      const A sum = sum_of(
+          g, [&](int64_t l) { return factor(g, a.load<A>(i * g.k + l)); },
+          [&](int64_t l) { return factor(g, b.load<A>(l * g.n + j)); });
       c.store(i * g.n + j, g.add ? A(sum + c.load<A>(i * g.n + j)) : sum);
     }
 }

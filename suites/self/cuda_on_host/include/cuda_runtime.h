@@ -114,7 +114,7 @@ inline cudaError_t cudaGetLastError() {
 }
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  return *value = 1'000'000, cudaSuccess;  // kHz: a cycle is a nanosecond
+  return *value = cuda_on_host::clock_rate(), cudaSuccess;
 }
 
 // Memory of the host, counted; none is left where the count says so.

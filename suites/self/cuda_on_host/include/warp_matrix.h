@@ -1,10 +1,11 @@
 // Matrices of a warp (primitives/cuda/warp_matrix.cuh), put together from what its lanes show. Sums
-// are made in the order of their terms, in float; a device may make them in another order and round
-// otherwise. An address that is no multiple of 16 stops the kernel, as it does on a device.
+// are cut off as a tensor core's are. An address that is no multiple of 16 stops the kernel, as it
+// does on a device.
 #pragma once
 #include <cuda_runtime.h>
 
 #include "primitives/element.hpp"
+#include "suites/self/tensor_core_sum.hpp"
 
 namespace shardproof::primitives::cuda {
 
@@ -49,12 +50,15 @@ void multiply_matrices(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint3
   cuda_on_host::join_warp(~0u);
   for (int i = 0; i < 4; ++i) {
     const int below = i / 2, column = 2 * place + i % 2;
+    double terms[16];
     for (int k = 0; k < 16; ++k) {
       uint32_t other[2];
       cuda_on_host::see(4 * column + k % 8 / 2, &other, sizeof other);
       const uint32_t factor = factors[k % 8 / 2][below + k / 8 * 2];
-      d[i] += half_of<half>(factor, k % 2) * half_of<half>(other[k / 8], k % 2);
+      terms[k] = double(half_of<half>(factor, k % 2)) * double(half_of<half>(other[k / 8], k % 2));
     }
+    for (int k = 0; k < 16; k += tensor_core_terms)
+      d[i] = tensor_core_step(d[i], tensor_core_terms, [&](int t) { return terms[k + t]; });
   }
   cuda_on_host::join_warp(~0u);
 }
