@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "primitives/code_text.hpp"
 #include "primitives/pointwise.hpp"
 
 namespace shardproof::primitives {
@@ -71,8 +72,8 @@ void check(int code, const char* what) {
                          ", met a device without; take smaller extents, fewer ranks or a device of "
                          "its own for each rank");
   if (code != 0)
-    throw std::runtime_error(std::string("device, launching ") + what +
-                             ": expected success, met code " + std::to_string(code));
+    throw std::runtime_error(std::string("device, launching ") + what + ": expected success, met " +
+                             std::to_string(code) + ": " + executor::text(code));
 }
 
 void convert(const View& from, const View& to) {

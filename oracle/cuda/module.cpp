@@ -14,6 +14,7 @@
 #include "oracle/cuda/spin.hpp"
 #include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/device_kernels.hpp"
+#include "primitives/cuda/memory.hpp"
 #include "primitives/cuda/noted.hpp"
 
 namespace shardproof {
@@ -34,7 +35,14 @@ using primitives::cuda::noted;
 
 constexpr DeviceApi cuda_runtime = {
     .count = [](int* devices) { return noted(cudaGetDeviceCount(devices)); },
-    .use = [](int device) { return noted(cudaSetDevice(device)); },
+    // Ranks and worlds side by side are often more than cores: one that waits lets others go on.
+    .use =
+        [](int device) {
+          int code =
+              noted(cudaInitDevice(device, cudaDeviceScheduleYield, cudaInitDeviceFlagsAreValid));
+          if (!code) code = noted(cudaSetDevice(device));
+          return code ? code : primitives::cuda::keep_memory(device);
+        },
     .allocate = [](void** memory, size_t bytes) { return noted(cudaMalloc(memory, bytes)); },
     .release = [](void* memory) { return noted(cudaFree(memory)); },
     .allocate_pinned = [](void** memory,
@@ -78,7 +86,7 @@ constexpr DeviceApi cuda_runtime = {
         [](void* memory, int64_t elements, DType dtype, int ranks, Stream s) {
           return noted(cudaError_t(divide(memory, elements, int(dtype), ranks, s)));
         },
-    .text = [](int code) { return cudaGetErrorString(cudaError_t(code)); },
+    .text = [](int code) { return primitives::cuda::text_of(code); },
     .spin = [](Stream s, int64_t nanoseconds) { return noted(cudaError_t(spin(nanoseconds, s))); },
     .digest =
         [](const void* memory, uint64_t elements, const shardproof_hash& hash, uint64_t first,

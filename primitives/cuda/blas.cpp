@@ -19,15 +19,23 @@ constexpr size_t workspace_bytes = size_t(32) << 20;
 constexpr cublasMath_t math =
     cublasMath_t(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
 
+// The library's states have the numbers of other codes of the runtime. Where the runtime has one,
+// it says more.
+int code_of(cublasStatus_t state) {
+  if (state == CUBLAS_STATUS_SUCCESS) return 0;
+  const int runtime = cudaGetLastError();
+  if (state == CUBLAS_STATUS_ALLOC_FAILED) return executor::out_of_memory;
+  return runtime ? runtime : blas_codes + int(state);
+}
+
 class Handle {
  public:
   explicit Handle(cudaStream_t stream) {
-    code_ = cublasCreate(&handle_);
-    if (code_ == CUBLAS_STATUS_ALLOC_FAILED) code_ = executor::out_of_memory;
+    code_ = code_of(cublasCreate(&handle_));
     if (code_ == 0) code_ = noted(cudaMalloc(&workspace_, workspace_bytes));
-    if (code_ == 0) code_ = cublasSetStream(handle_, stream);
-    if (code_ == 0) code_ = cublasSetWorkspace(handle_, workspace_, workspace_bytes);
-    if (code_ == 0) code_ = cublasSetMathMode(handle_, math);
+    if (code_ == 0) code_ = code_of(cublasSetStream(handle_, stream));
+    if (code_ == 0) code_ = code_of(cublasSetWorkspace(handle_, workspace_, workspace_bytes));
+    if (code_ == 0) code_ = code_of(cublasSetMathMode(handle_, math));
   }
   ~Handle() {
     if (handle_) cublasDestroy(handle_);
@@ -78,15 +86,20 @@ int bare_gemm(const BareGemm& g, void* stream) {
   const bool wide = g.in == Number::f64;
   const double one = 1, beta = g.add ? 1 : 0;
   const float one_f = 1, beta_f = float(beta);
-  return cublasGemmEx_64(h.get(), operation(g.b), operation(g.a), g.n, g.m, g.k,
-                         wide ? static_cast<const void*>(&one) : &one_f, g.b.data, type_of(g.in),
-                         g.b.ld, g.a.data, type_of(g.in), g.a.ld,
-                         wide ? static_cast<const void*>(&beta) : &beta_f, g.c.data, type_of(g.out),
-                         g.c.ld,
-                         wide     ? CUBLAS_COMPUTE_64F
-                         : g.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                  : CUBLAS_COMPUTE_32F,
-                         CUBLAS_GEMM_DEFAULT);
+  return code_of(cublasGemmEx_64(h.get(), operation(g.b), operation(g.a), g.n, g.m, g.k,
+                                 wide ? static_cast<const void*>(&one) : &one_f, g.b.data,
+                                 type_of(g.in), g.b.ld, g.a.data, type_of(g.in), g.a.ld,
+                                 wide ? static_cast<const void*>(&beta) : &beta_f, g.c.data,
+                                 type_of(g.out), g.c.ld,
+                                 wide     ? CUBLAS_COMPUTE_64F
+                                 : g.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                          : CUBLAS_COMPUTE_32F,
+                                 CUBLAS_GEMM_DEFAULT));
+}
+
+const char* text_of(int code) {
+  if (code < blas_codes) return cudaGetErrorString(cudaError_t(code));
+  return cublasGetStatusString(cublasStatus_t(code - blas_codes));
 }
 
 namespace {
@@ -106,7 +119,8 @@ std::string bits_of(int64_t value) {
 // Asked of a handle that is made as those of products are.
 std::string blas_settings() {
   const Handle h(nullptr);
-  if (h.code() != 0) return "cuBLAS=no handle, " + std::to_string(h.code()) + "\n";
+  if (h.code() != 0)
+    return "cuBLAS=no handle, " + std::to_string(h.code()) + ": " + text_of(h.code()) + "\n";
   cublasMath_t mode = CUBLAS_DEFAULT_MATH;
   cublasAtomicsMode_t atomics = CUBLAS_ATOMICS_NOT_ALLOWED;
   cublasPointerMode_t pointers = CUBLAS_POINTER_MODE_HOST;

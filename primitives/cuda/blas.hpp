@@ -20,7 +20,10 @@ struct BareGemm {
   bool add = false;   // beta = 1
   bool tf32 = false;  // factors of f32 may be rounded to TF32
 };
+// Returns the runtime's code; one that only the library has, behind those.
 int bare_gemm(const BareGemm&, void* stream);
+inline constexpr int blas_codes = 10'000;
+const char* text_of(int code);  // of both
 // The same of contiguous matrices: c [m, n] = op(a) op(b).
 inline int contiguous_gemm(Number number, int64_t m, int64_t n, int64_t k, const void* a,
                            bool a_turned, const void* b, bool b_turned, void* c, void* stream) {

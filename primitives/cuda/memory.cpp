@@ -4,28 +4,26 @@
 #include <vector>
 
 #include "oracle/cuda/spin.hpp"
+#include "primitives/code_text.hpp"
+#include "primitives/cuda/blas.hpp"
+#include "primitives/cuda/memory.hpp"
 #include "primitives/cuda/noted.hpp"
 #include "primitives/launch.hpp"
 
-namespace shardproof::primitives::executor {
+namespace shardproof::primitives {
 
-using cuda::noted;
-
-namespace {
-
-// Of what is released so much stays with the process; else every wait of the host gives all of it
-// back to the device, and the next case asks for it again.
-int keep_some() {
-  int device = 0;
+int cuda::keep_memory(int device) {
   cudaMemPool_t pool = nullptr;
-  uint64_t kept = uint64_t(32) << 20;
-  int code = noted(cudaGetDevice(&device));
-  if (!code) code = noted(cudaDeviceGetDefaultMemPool(&pool, device));
+  uint64_t kept = uint64_t(64) << 20;
+  const int code = noted(cudaDeviceGetDefaultMemPool(&pool, device));
   return code ? code : noted(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept));
 }
 
-}  // namespace
+namespace executor {
 
+using cuda::noted;
+
+const char* text(int code) { return cuda::text_of(code); }
 bool on_device() { return true; }
 int memory_left(size_t* bytes) {
   size_t whole = 0;
@@ -33,8 +31,6 @@ int memory_left(size_t* bytes) {
 }
 
 int allocate(void** memory, size_t bytes, void* stream) {
-  thread_local const int keeps = keep_some();  // a thread has one device
-  if (keeps) return keeps;
   const auto s = static_cast<cudaStream_t>(stream);
   const int code = noted(cudaMallocAsync(memory, bytes ? bytes : 1, s));
   return code ? code : noted(cudaMemsetAsync(*memory, 0xFF, bytes, s));
@@ -79,4 +75,5 @@ int order(void* later, void* earlier) {
 
 int pause(void* stream, int64_t nanoseconds) { return spin(nanoseconds, stream); }
 
-}  // namespace shardproof::primitives::executor
+}  // namespace executor
+}  // namespace shardproof::primitives

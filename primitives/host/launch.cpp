@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "primitives/bodies.hpp"
+#include "primitives/code_text.hpp"
 #include "primitives/serial.hpp"
 
 namespace shardproof::primitives::executor {
@@ -19,6 +20,7 @@ int launch(const Body& body, void*) {
 SHARDPROOF_BODIES(SHARDPROOF_RUN)
 #undef SHARDPROOF_RUN
 
+const char* text(int) { return "no memory"; }
 bool on_device() { return false; }
 
 int allocate(void** memory, size_t bytes, void*) {

@@ -796,6 +796,7 @@ struct Answers {
   int nccl_code = -1, nccl_version = 0, small_id_code = 0, id_code = -1;
   int communicator_code = -1;
   char small_id_text[128] = {}, description[128] = {}, nccl_words[256] = {};
+  char address[128] = {}, launch[128] = {}, blas[128] = {};  // texts of codes
 };
 // Of one rank alone, asked until it is ready or has failed.
 int code_of_a_communicator(const NcclApi& nccl, const void* id) {
@@ -826,6 +827,9 @@ Answers ask(const fs::path& file) {
     a.id_code = m.nccl.unique_id(id.data(), id.size());
     a.communicator_code = code_of_a_communicator(m.nccl, id.data());
     std::snprintf(a.nccl_words, sizeof a.nccl_words, "%s", m.nccl.last_error());
+    std::snprintf(a.address, sizeof a.address, "%s", m.api.text(700));
+    std::snprintf(a.launch, sizeof a.launch, "%s", m.api.text(13));
+    std::snprintf(a.blas, sizeof a.blas, "%s", m.api.text(10'013));
     std::snprintf(a.description, sizeof a.description, "%s", m.description);
     ::_exit(::write(ends[1], &a, sizeof a) == ssize_t(sizeof a) ? 0 : 1);
   }
@@ -858,6 +862,9 @@ TEST_F(CudaModule, AnswersWithoutADevice) {
     EXPECT_NE(std::string(a.nccl_words), "");
   }
   EXPECT_NE(std::string(a.description).find("cuBLAS"), std::string::npos) << a.description;
+  EXPECT_EQ(std::string(a.address), "an illegal memory access was encountered");
+  EXPECT_NE(std::string(a.blas), "") << "CUBLAS_STATUS_EXECUTION_FAILED";
+  EXPECT_NE(std::string(a.blas), std::string(a.launch));
 }
 
 }  // namespace

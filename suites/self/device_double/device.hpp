@@ -19,6 +19,7 @@ int allocate(void** memory, size_t bytes);
 void discard(void* memory);             // at once; for work that is being done
 int order(void* later, void* earlier);  // streams
 int synchronise(void* stream);
+const char* text_of(int code);
 int fill(void* to, int byte, size_t bytes, void* stream);
 const NcclApi& nccl();  // among processes
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "primitives/bodies.hpp"
+#include "primitives/code_text.hpp"
 #include "primitives/cuda/blas.hpp"
 #include "primitives/cuda/twin_bodies.hpp"
 #include "suites/self/device_double/device.hpp"
@@ -45,6 +46,7 @@ SHARDPROOF_TWIN_BODIES(SHARDPROOF_QUEUED)
 SHARDPROOF_QUEUED(NormWithoutBarrier)
 #undef SHARDPROOF_QUEUED
 
+const char* text(int code) { return device_double::text_of(code); }
 bool on_device() { return true; }
 int memory_left(size_t* bytes) {
   const char* left = std::getenv("SHARDPROOF_DOUBLE_LEFT");

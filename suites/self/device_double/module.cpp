@@ -373,6 +373,7 @@ constexpr DeviceBench bench = {
 namespace device_double {
 int allocate(void** memory, size_t bytes) { return shardproof::allocate(memory, bytes); }
 int synchronise(void* stream) { return shardproof::synchronise(stream); }
+const char* text_of(int code) { return text(code); }
 int order(void* later, void* earlier) {
   Mark m;
   record(&m, earlier);
