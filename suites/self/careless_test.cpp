@@ -78,18 +78,29 @@ TEST(Careless, WeightsThatAreKept) {
   EXPECT_TRUE(by_address.contains("accumulate")) << testing::PrintToString(by_address);
 }
 
-// Forwards that no backward follows (evaluation) leave their states in the queue.
+// Forwards that no backward follows (evaluation) leave their states in the queue, with the
+// arguments that they hold on to: what lies later where those lay may be what they were.
 struct StatesInAQueue : PlainColumn {
+  struct State {
+    std::vector<std::vector<std::byte>> arguments;
+    std::unique_ptr<Saved> saved;
+  };
   std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
-    states_.push_back(PlainColumn::forward(rank, in, out));
+    State& s = states_.emplace_back();
+    std::vector<View> own;
+    for (const View& v : in) {
+      s.arguments.emplace_back(v.data, v.data + v.bytes());
+      own.push_back(view_of(s.arguments.back().data(), v.dtype, v.shape));
+    }
+    s.saved = PlainColumn::forward(rank, own, out);
     return std::make_unique<Saved>();
   }
   void backward(Rank& rank, Saved&, Views cotangents, Views gradients) override {
-    const auto state = std::move(states_.front());
+    const State state = std::move(states_.front());
     states_.pop_front();
-    PlainColumn::backward(rank, *state, cotangents, gradients);
+    PlainColumn::backward(rank, *state.saved, cotangents, gradients);
   }
-  std::deque<std::unique_ptr<Saved>> states_;
+  std::deque<State> states_;
 };
 TEST(Careless, StatesInAQueue) {
   const Failed checks = failed(made<StatesInAQueue>(), "tp=2");
