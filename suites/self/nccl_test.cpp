@@ -48,7 +48,7 @@ struct Alone : Door, Meeting {
     note(fmt::format("meet {} {}", name(c.op), receives));
   }
   void look() override {
-    if (trace && !released) stood = trace->state;
+    if (trace && !released) stood = trace->state, made = makes_a_communicator();
     if (released) throw Released(cause, why);
   }
   void release(Released::Cause c, const std::string& text) override {
@@ -61,6 +61,7 @@ struct Alone : Door, Meeting {
   std::string why;
   const Trace* trace = nullptr;  // of the rank
   Trace::State stood = Trace::left;
+  bool made = false;
 };
 
 int state_of_communicators = nccl_success;
@@ -277,6 +278,7 @@ TEST_F(Asked, ARankThatWaitsForNcclSaysSo) {
   };
   EXPECT_THROW(all_reduces(), Infrastructure);
   EXPECT_EQ(host.stood, Trace::waiting);
+  EXPECT_TRUE(host.made);
   EXPECT_EQ(trace.state, Trace::running);
 
   host = {};
@@ -288,6 +290,7 @@ TEST_F(Asked, ARankThatWaitsForNcclSaysSo) {
   };
   EXPECT_THROW(all_reduces(), Released);
   EXPECT_EQ(host.stood, Trace::waiting);
+  EXPECT_FALSE(host.made);
   EXPECT_EQ(trace.state, Trace::running);
 }
 
