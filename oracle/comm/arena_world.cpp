@@ -178,10 +178,13 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
         arena_->unlock();
       }
     }
+    if (end == End::all_done) {  // how ranks stand is not told before the release
+      poll_until(std::max(overdue_at, now + millisecond));
+      continue;
+    }
     if (now >= (is_due(Stood::waiting, number) ? stop_waiting_at : stop_at))
       return end == End::overdue && !is_due(Stood::running, number) ? End::deaf : end;
-    poll_until(now < stop_at ? std::min(stop_at, std::max(overdue_at, now + millisecond))
-                             : stop_waiting_at);
+    poll_until(now < stop_at ? stop_at : stop_waiting_at);
   }
 }
 
