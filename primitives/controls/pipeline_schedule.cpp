@@ -4,6 +4,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/controls/table.hpp"
+#include "primitives/gemm.hpp"
 #include "primitives/line.hpp"
 #include "primitives/pipeline_schedule.hpp"
 
@@ -91,6 +92,18 @@ struct OneBufferShort final : Ring {
 struct TurnByReference final : Ring {
   int64_t length(const Step& step, Unit u) const override {
     return u.chunk == step.stage.stages ? 1 : 0;
+  }
+};
+
+// What is sent is given up before it has left: the next forward computes over it.
+struct SentBehindTheNext final : PipelineSchedule {
+  View sent(Step& step, const Action& done, const View& made) override {
+    const auto [m, chunk] = done.unit;
+    const bool overtaken = done.work == Work::forward && chunk == 0 && step.layers(0) == 1;
+    if (overtaken && m + 1 < step.microbatches())
+      gemm(plain(step.rows(step.x, m + 1)), turned(step.w[0]), step.filled(step.leaving, m + 1),
+           step.p.accumulate, &step.b[0]);
+    return made;
   }
 };
 
@@ -351,6 +364,8 @@ const Row rows[] = {
        "an activation that a stage hands to itself without a copy",
        "pp=2 schedule=zbv virtual=2 tokens=8 micro_batch_size=2 layers=4",
        "2 microbatches in flight behind the turn"),
+    of("schedule_sent_behind_the_next", twin<SentBehindTheNext>, "forward", "ledger,lockstep",
+       "NVIDIA/Megatron-LM 4047", "pp=2 tokens=8 micro_batch_size=2 layers=2", "2 microbatches"),
     of("schedule_backward_of_another_chunk", twin<BackwardOfAnotherChunk>, "forward",
        "ledger,lockstep", "hpcaitech/ColossalAI 4348", interleaved, "2 chunks a stage"),
     of("schedule_backward_of_updated_weights", twin<BackwardOfUpdatedWeights>, "forward",

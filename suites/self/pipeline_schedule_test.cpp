@@ -371,6 +371,7 @@ TEST(ScheduleTwins, DoWhatTheirNamesSay) {
   EXPECT_EQ(run_four(split, "schedule_deferred_overwrites")["dw1"], (Doubles{4000}));
   // The second microbatch arrives before the backward of the first one; further ones do not.
   EXPECT_EQ(run_four("", "schedule_one_buffer_short")["dw1"], (Doubles{2 * 1 + 20 + 300 + 4000}));
+  EXPECT_EQ(run_four("", "schedule_sent_behind_the_next")["y"], (Doubles{2, 3, 4, 4}));
   EXPECT_EQ(run_four("schedule=gpipe", "schedule_loss_of_latest_forward")["dx"], Doubles(4, 1000));
   EXPECT_EQ(run_four("", "schedule_loss_of_latest_forward")["dx"], (Doubles{1, 10, 100, 1000}));
   EXPECT_EQ(run_four("", "schedule_loss_of_next_microbatch")["dx"], (Doubles{10, 100, 1000, 1}));
