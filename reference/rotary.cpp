@@ -56,7 +56,9 @@ Values rotary_bounds(const Rotary& r, std::span<const int64_t> positions, In x, 
   require_shape(r, positions, x);
   Values bound(x.size());
   each_pair(r, positions, [&](size_t a, size_t b, double angle) {
-    const double error = u * (2 * std::abs(angle) + 4) * (std::abs(x[a]) + std::abs(x[b]));
+    const double of_theta = 0x1p-53 * 8 * std::abs(angle);
+    const double error =
+        (u * (2 * std::abs(angle) + 4) + of_theta) * (std::abs(x[a]) + std::abs(x[b]));
     bound[a] = bound[b] = error;
   });
   return bound;

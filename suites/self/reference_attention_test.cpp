@@ -177,6 +177,30 @@ TEST(ReferenceRotary, QuarterTurnAndItsTranspose) {
   EXPECT_DOUBLE_EQ(rotary_angle({1, 4, 10000}, 3, 1), 0.03);  // 3 * 10000^(-1/2)
 }
 
+// theta = 4000^(-1/2) = 1.012 2^-6, where an ulp is almost two units: a power that is two ulps off
+// is within the bound, and would not be within one that takes theta for rounded.
+TEST(ReferenceRotary, BoundInDoubleHoldsForAPowerThatIsTwoUlpsOff) {
+  const Rotary r{1, 4, 4000};
+  constexpr double u = 0x1p-53;
+  int64_t positions[64];
+  for (int t = 0; t < 64; ++t) positions[t] = 1000 + t;
+  const Values x(64 * 4, 1), y = rotary(r, positions, x), bound = rotary_bounds(r, positions, x, u);
+  const auto greatest = [&](int ulps, bool theta_is_rounded) {
+    double theta = std::pow(4000.0, -0.5), most = 0;
+    for (int i = 0; i < ulps; ++i) theta = std::nextafter(theta, 1.0);
+    for (size_t t = 0; t < 64; ++t) {
+      const double angle = double(positions[t]) * theta,
+                   error = std::abs(std::cos(angle) - std::sin(angle) - y[4 * t + 1]);
+      most =
+          std::max(most, error / (theta_is_rounded ? u * (2 * angle + 4) * 2 : bound[4 * t + 1]));
+    }
+    return most;
+  };
+  EXPECT_LE(greatest(2, false), 1);
+  EXPECT_GT(greatest(2, true), 1);
+  EXPECT_GT(greatest(16, false), 1);
+}
+
 TEST(ReferenceLoss, ThreeClassesByHand) {
   // Logits 0, ln 2, ln 5: probabilities 1/8, 2/8, 5/8.
   const Values z{0, std::log(2.0), std::log(5.0), 1, 2, 3};
