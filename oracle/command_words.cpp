@@ -116,19 +116,36 @@ const std::vector<OptionName>& diff_options() {
   return options;
 }
 
+const char* const line_help =
+    "a contract, then key=value in any order; list CONTRACT shows the keys, and what is left out";
+
 const std::vector<CommandName>& all_commands() {
   static const std::vector<OptionName> none;
   static const std::vector<CommandName> all = {
       {"gate", "PATTERN", "judge every subject, and prove that the judge would have noticed",
+       "contracts, families, and behind each key=value words that its lines hold; none: all of "
+       "them (list names what there is)",
        gate_options()},
-      {"run", "LINE", "judge one case line, quoted or not", run_options()},
-      {"list", "PATTERN", "everything that can be named", list_options()},
-      {"explain", "LINE", "what a line would do, without running it", none},
-      {"shrink", "LINE", "the smallest line that fails as this one does", shrink_options()},
-      {"prepare", "LINE DIR", "write what a foreign program must be fed", prepare_options()},
-      {"judge", "DIR", "judge what a foreign program left in a prepared folder", judge_options()},
-      {"drift", "LINE", "train it, and name the first step that goes wrong", drift_options()},
-      {"diff", "OLD NEW", "what changed from one report to another", diff_options()},
+      {"run", "LINE", "judge one case line, quoted or not", line_help, run_options()},
+      {"list", "PATTERN", "everything that can be named",
+       "part of a name or of a contract's words: fp8, ring, controls; none: everything",
+       list_options()},
+      {"explain", "LINE", "what a line would do, without running it",
+       "a contract, then key=value in any order (list CONTRACT shows the keys), and nodes=N: its "
+       "ranks on N nodes, which groups cross them and the bytes that these move",
+       none},
+      {"shrink", "LINE", "the smallest line that fails as this one does", line_help,
+       shrink_options()},
+      {"prepare", "LINE DIR", "write what a foreign program must be fed",
+       "a contract, key=value in any order, and the folder to write; with --tier: patterns as of "
+       "gate, or none, and the folder",
+       prepare_options()},
+      {"judge", "DIR", "judge what a foreign program left in a prepared folder",
+       "a folder that prepare wrote and a program answered into", judge_options()},
+      {"drift", "LINE", "train it, and name the first step that goes wrong",
+       "as of run; control=NAME@STEP: its twin from that step on", drift_options()},
+      {"diff", "OLD NEW", "what changed from one report to another",
+       "two reports: folders that --report wrote, or their report.json", diff_options()},
   };
   return all;
 }
@@ -337,7 +354,7 @@ std::optional<std::string> read_words(const CommandName& command,
     check_list(*a, a + 1 != plain_from ? &*(a + 1) : nullptr, command);
   }
   CLI::App app(command.help, fmt::format("shardproof {}", command.name));
-  app.add_option(command.words, words.plain)->type_name("");
+  app.add_option(command.words, words.plain, command.of_words)->type_name("");
   add_options(app, command.options, words);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {

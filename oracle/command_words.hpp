@@ -27,6 +27,7 @@ const std::vector<OptionName>& drift_options();
 
 struct CommandName {
   const char *name, *words, *help;
+  const char* of_words;  // what the words are, in its own help
   const std::vector<OptionName>& options;
 };
 

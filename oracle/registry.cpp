@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -122,10 +123,9 @@ const Control& Registry::control(const std::string& contract, const std::string&
 }
 
 std::vector<std::string> Registry::families() const {
-  std::vector<std::string> names;
-  for (const Contract& c : contracts_)
-    if (std::find(names.begin(), names.end(), c.family) == names.end()) names.push_back(c.family);
-  return names;
+  std::set<std::string> names;
+  for (const Contract& c : contracts_) names.insert(c.family);
+  return {names.begin(), names.end()};
 }
 
 namespace {
@@ -285,9 +285,10 @@ std::string checked(const Key& key, std::string_view value) {
   }
   if (key.integer()) return std::to_string(parse_integer(key.name, value, key.low, key.high));
   if (!key.choices.empty()) {
-    if (std::find(key.choices.begin(), key.choices.end(), value) == key.choices.end())
-      refuse_word(key, value);
-    return std::string(value);
+    if (std::find(key.choices.begin(), key.choices.end(), value) != key.choices.end())
+      return std::string(value);
+    if (key.valid) refuse(key, key.valid(value), value);  // says why there are no others
+    refuse_word(key, value);
   }
   if (key.valid)
     if (std::string expected = key.valid(value); !expected.empty()) refuse(key, expected, value);

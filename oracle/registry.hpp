@@ -33,7 +33,7 @@ class Registry {
   const Contract& contract(const std::string& name) const;
   const Subject& subject(const std::string& contract, const std::string& name) const;
   const Control& control(const std::string& contract, const std::string& name) const;
-  std::vector<std::string> families() const;  // in order of addition
+  std::vector<std::string> families() const;  // by name
   // Subjects that are added from here on are a user's: where there are any, a gate judges these
   // alone unless it is asked for others.
   void ours_end_here() { ours_ = subjects_.size(); }
