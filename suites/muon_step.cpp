@@ -12,6 +12,7 @@
 #include "suites/ours.hpp"
 #include "suites/reading.hpp"
 #include "suites/replicated.hpp"
+#include "suites/step_keys.hpp"
 
 namespace shardproof {
 namespace {
@@ -234,15 +235,15 @@ std::vector<Key> keys() {
              "the direction is gathered over tp, or Gram matrices are summed in each iteration"),
       choice("owner", "all", {"all", "one"},
              "data ranks that a matrix is stepped by: all; one, which hands it to the others"),
-      choice("mu", "0.95", {"0.95", "1/2"}, "momentum"),
+      step_keys::momentum(),
       toggle("average", "off", "the gradient enters the momentum with weight 1 - mu, not 1"),
       toggle("nesterov", "on", "the direction is g + mu m', not m'"),
       extent("ns_steps", "5", 1, "iterations of Newton and Schulz", 16),
       positive("eps", "0.0000001", "the least norm that a direction is divided by"),
       choice("scale", "original", {"original", "match_rms_adamw"},
              "sqrt(max(1, rows / columns)), or 0.2 sqrt(max(rows, columns))"),
-      choice("lr", "1/8", {"1", "1/2", "1/4", "1/8", "1/64"}, "step size"),
-      choice("decay", "1/4", {"0", "1/4", "1/2"}, "weight decay, decoupled"),
+      step_keys::step_size(),
+      step_keys::decay("weight decay, decoupled"),
       extent("tiny", "0", 0,
              "so many of the matrices have 2^-100 of a gradient and momentum: eps is their norm",
              16)};

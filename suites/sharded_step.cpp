@@ -16,6 +16,7 @@
 #include "suites/ours.hpp"
 #include "suites/reading.hpp"
 #include "suites/replicated.hpp"
+#include "suites/step_keys.hpp"
 
 namespace shardproof {
 namespace {
@@ -265,8 +266,8 @@ std::vector<Key> keys() {
       choice("state", "shards", {"shards", "whole"},
              "masters and moments are handed as own shards, or whole and cut by the subject"),
       positive("clip", "", "gradients are scaled down to this norm; left out: they are not"),
-      choice("lr", "1/8", {"1", "1/2", "1/4", "1/8", "1/64"}, "step size"),
-      choice("decay", "1/4", {"0", "1/4", "1/2"}, "weight decay of matrices; vectors have none"),
+      step_keys::step_size(),
+      step_keys::decay("weight decay of matrices; vectors have none"),
       positive("eps", "0.001", "added to the root of the second moment"),
       extent("step", "3", 1,
              "number of this step, the first is 1: bias correction of the moments")};

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "fixtures/index_maps.hpp"
@@ -284,6 +285,31 @@ TEST(MuonBounds, OfADirectionBelowEpsByHand) {
   EXPECT_NEAR(o.error[0] / u, carried * 0.4 + made, 1e-6);
 }
 
+// X0 = 1/2 is off by 3/10: what rounds in the iteration is 8/10 at most, A 0.64 and A^2 0.4096. B
+// is off by |b| 0.39 + |c| 0.3471 before anything rounds. The start is off by (0.8 + 3 0.8) u more.
+TEST(MuonBounds, OfAnIterationThatBeginsFarOffByHand) {
+  MuonRule by = rule(1);
+  by.eps = 1;
+  const double u = 1e-9, p = 3, b = 4.775, c = 2.0315, start = 0.3 + 3.2 * u;
+  const double gram = (1 + p) * 0.64, square = 2 * 0.64 * gram + 0.4096;
+  const double size_of_factor = b * 0.25 - c * 0.0625 + b * 0.39 + c * 0.3471;
+  const double factor = b * gram + c * square + 4 * (b * 0.64 + c * 0.4096);
+  const double made = 0.8 * (factor + 3 * size_of_factor + 3 * 3.4445);
+  const Uncertain o = reference::orthogonalised({1, 1}, {{0.5}, {0.3}}, by, p, u);
+  const double carried = Quintic().steepest(0.5 - start, 0.5 + start) * start;
+  EXPECT_NEAR((o.error[0] - carried) / u, made, 1e-3);  // to first order in u
+}
+
+// A norm of 1, off by 0.002, may be above an eps of 1.001 or below it: what it divides by is off by
+// as much.
+TEST(MuonBounds, OfANormThatMayBeAboveEpsByHand) {
+  MuonRule by = rule(1);
+  by.eps = 1.001;
+  const double x = 1 / 1.001, off = 0.002 * (1 + x) / (1.001 - 0.002);
+  const Uncertain o = reference::orthogonalised({1, 1}, {{1}, {0.002}}, by, 1, 0);
+  EXPECT_NEAR(o.error[0], Quintic().steepest(x - off, x + off) * off, 1e-12);
+}
+
 // u = g + m' / 2 moves by 3/2 of what the gradient is off by, half of it through the momentum.
 TEST(MuonBounds, CarryAGradientThroughTheMomentumToo) {
   MuonRule by = rule(1);
@@ -526,8 +552,23 @@ TEST(MuonRefusals, SayWhatIsWrong) {
   EXPECT_EQ(refusal("tp=2 dtype=bf16"), "");  // no gradient travels
   EXPECT_NE(refusal("dtype=bf16 acc=bf16").find("half precision"), std::string::npos);
   EXPECT_NE(refusal("tp=8 rows=20000 hidden=20000").find("elements"), std::string::npos);
-  for (const char* words : {"eps=0", "ns_steps=0", "ns_steps=17", "matrices=0", "mu=0.9", "lr=0.1"})
+  for (const char* words : {"eps=0", "ns_steps=0", "ns_steps=17", "matrices=0"})
     EXPECT_THROW(line_of(words), BadInput) << words;
+}
+
+// What a step takes of a number that it does not take, and why.
+TEST(MuonRefusals, SayWhyNumbersAreFew) {
+  for (const auto& [words, told] : std::map<std::string, std::string>{
+           {"mu=0.9", "expected one of 0.95 1/2 (the usual one, and one whose products do not"},
+           {"lr=0.1", "expected one of 1 1/2 1/4 1/8 1/64 (a power of two rounds nothing"},
+           {"decay=0.1", "expected one of 0 1/4 1/2 (a power of two rounds nothing"}})
+    try {
+      line_of(words);
+      ADD_FAILURE() << words << " is taken";
+    } catch (const BadInput& e) {
+      EXPECT_NE(std::string(e.what()).find(told), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("asks nothing more of a subject"), std::string::npos);
+    }
 }
 
 // ---- On ranks
