@@ -288,7 +288,7 @@ std::vector<Key> keys() {
              "ranks that share a scale of x and of its gradient; all: cp, dp"),
       choice("grad_format", {"e5m2", "e4m3"}, "in which the gradient of y is rounded"),
       choice("wgrad", {"low", "high"}, "factors of dW: in 8 bits, or as they came"),
-      extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all", 64),
+      extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all", 4096),
       choice("weight_block", {"row", "square"},
              "of w: elements of a row, and of a column for dX; or as many rows of them"),
       extent("spread", "1", 0, "binary orders between the sizes of neighbouring eighths", 8),
@@ -337,6 +337,9 @@ std::vector<std::string> cases(const std::string& tier) {
         "quantised_linear tp=2 parallel=row block=2 weight_block=square strides=transposed",
         "quantised_linear tp=2 sp=on block=2 weight_block=square scaling=pow2 fill=integers",
         "quantised_linear tp=2 acc=f64 dtype=bf16 seed=2",
+        // DeepSeek-V3's tiles of 1 x 128 and 128 x 128.
+        "quantised_linear tp=2 tokens=128 in=128 out=256 block=128 weight_block=square "
+        "grad_format=e4m3 dtype=f32",
         "quantised_linear tp=2 fill=large dtype=f32",
         "quantised_linear tp=2 scaling=pow2 fill=integers microbatches=2",
         // Parts of dW, subnormal in f16.

@@ -272,6 +272,19 @@ TEST(QuantisedLinear, SquaresOfAWeightServeBothProducts) {
   EXPECT_EQ(l.gradients[0].value, (Values{1.125, 1, small + 2.5, two + one}));
 }
 
+// Tiles of 128 rows and columns, in one of which 3.5 is greatest: 1.1 is 140.8 of it, and the code
+// of 144. In the other 1.1 is greatest itself, and 448.
+TEST(QuantisedLinear, TilesAreAsLargeAsThoseOfARecipe) {
+  Whole x{{128, 128}, Values(128 * 128)}, w{{256, 128}, Values(256 * 128, 1.1)};
+  x.value[0] = 1, w.value[5 * 128 + 7] = 3.5;
+  const Linear l = linear("tokens=128 in=128 out=256 block=128 weight_block=square bias=off",
+                          {x, w}, {{128, 256}, Values(128 * 256, 1)});
+  EXPECT_EQ(l.y[0].value[0], 1.125);
+  EXPECT_EQ(l.y[0].value[127], 1.125);
+  EXPECT_NEAR(l.y[0].value[128], 1.1, 1e-15);
+  EXPECT_NEAR(l.y[0].value[255], 1.1, 1e-15);
+}
+
 // ---- Against torchao
 
 Values golden_values(const nlohmann::json& g, const char* part, const std::string& name) {
