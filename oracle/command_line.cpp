@@ -280,6 +280,8 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
   const bool legal = !contract.precondition || !contract.precondition(line);
   if (!line.text("control").empty() && !legal)
     return;  // a twin may be about lines that are refused
+  // First: which sequences a line has, and what they sum to, may be a list of all its tokens.
+  if (legal) refuse_too_many_elements(line, registry);
   check_legal(line, registry);
   const auto due = due_checks(contract, line, declared_of(line, registry), options.checks);
   refuse_infeasible(line, due, registry);
@@ -471,8 +473,9 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   for (const std::string& text : prepared::not_judged(report))
     say(fmt::format("not judged {}\n", text));
   if (verbose && !work_goes_on()) say(memory_line());
-  for (const auto& texts : {others.unanswered, others.refused})
-    for (const std::string& text : texts) complain(text);
+  if (const auto text = prepared::unanswered_text(words.plain[0], others); !text.empty())
+    complain(text);
+  for (const std::string& text : others.refused) complain(text);
   const int code = concluded(std::move(report), options);
   return code == exit_no_judgement && !others.refused.empty() ? int(exit_wrong_call) : code;
 }

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "fixtures/sharding.hpp"
+#include "oracle/checks/judging.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/run.hpp"
 #include "oracle/words.hpp"
@@ -112,18 +113,30 @@ double largest(const Whole& value, const Gauge* gauge, DType type) {
   return most;
 }
 
-void refuse_overflow(const Evidence& e, const Truth& truth) {
+// What a check has done to the data of its shot, where it is that which is too large.
+struct Disturbed {
+  std::string how, advice;
+};
+Disturbed disturbed_by(const Evidence& e, const Shot& s) {
+  const std::string sequence = s.name.substr(s.name.find(':') + 1);
+  if (!s.name.starts_with("leak:") || e.shots.at(0).name == s.name) return {};
+  return {fmt::format(" in the copy for `leak`, of which sequence {} is 2^{} times itself",
+                      sequence, judging::binary_orders_of_loud(*e.line)),
+          "one document or sequence, --check with the others, "};
+}
+
+void refuse_overflow(const Evidence& e, const Truth& truth, const Disturbed& disturbed) {
   const DType type = least_range(*e.line);
   const auto look = [&](const std::vector<Whole>& values, const std::vector<Gauge>& gauges,
                         size_t first, const char* of) {
     for (size_t i = 0; i < values.size(); ++i) {
       const double met = largest(values[i], i < gauges.size() ? &gauges[i] : nullptr, type);
       if (!(met > largest_of(type))) continue;
-      throw BadInput(fmt::format(
-          "fill: expected results within {:g}, the largest {}, met {}, where terms of "
-          "{}{} add up to {:.3g}; "
-          "use fill=normal, smaller extents or a wider type",
-          largest_of(type), name(type), print(*e.line), of, e.operands[first + i].name, met));
+      throw BadInput(
+          fmt::format("fill: expected results within {:g}, the largest {}, met {}, where terms of "
+                      "{}{} add up to {:.3g}{}; use fill=normal, {}smaller extents or a wider type",
+                      largest_of(type), name(type), print(*e.line), of, e.operands[first + i].name,
+                      met, disturbed.how, disturbed.advice));
     }
   };
   look(truth.outputs, truth.output_gauges, size_t(e.inputs), "");
@@ -146,9 +159,18 @@ Rounds rounds_of(const Evidence& e, double further) {
   return r;
 }
 
+constexpr double bytes_of_pass = 24, bytes_of_truth = 16;  // an element
+
 double bytes_of(const Evidence& e, const Rounds& r) {
   const bool exact = !e.shots.empty() && exact_data(e, e.shots[0].feeds[0]);
-  return stacked_elements(e) * (24 * r.passes + (exact ? 16 : 48) * r.feeds);
+  return stacked_elements(e) *
+         (bytes_of_pass * r.passes + (exact ? 1 : 3) * bytes_of_truth * r.feeds);
+}
+
+[[noreturn]] void refuse_bytes(const Case& line, const char* how_sure, double bytes) {
+  throw BadInput(
+      fmt::format("expected a case of at most {}, met {}, which needs {} {}; use smaller extents",
+                  size_text(most_bytes), print(line), how_sure, size_text(bytes)));
 }
 
 }  // namespace
@@ -166,13 +188,20 @@ double deadline_of(const Cost& c) {
   return case_deadline_seconds + c.work / multiplications_per_second;
 }
 
+void refuse_too_many_elements(const Case& line, const Registry& registry) {
+  Evidence e;
+  e.mesh = line.mesh();
+  e.operands = registry.contract(line.contract).operands(line);
+  // Of one pass and its truth, which every line has.
+  const double bytes = (bytes_of_pass + bytes_of_truth) * stacked_elements(e);
+  if (bytes > most_bytes) refuse_bytes(line, "at least", bytes);
+}
+
 void refuse_too_big(const Evidence& e, const std::vector<std::string>& checks) {
   const double further = further_shots(e, checks);
   // First: a list of the products of as many experts as no memory holds does not fit either.
   if (const double bytes = bytes_of(e, rounds_of(e, further)); bytes > most_bytes)
-    throw BadInput(fmt::format(
-        "expected a case of at most {}, met {}, which needs about {}; use smaller extents",
-        size_text(most_bytes), print(*e.line), size_text(bytes)));
+    refuse_bytes(*e.line, "about", bytes);
   const Cost c = cost_of(e, further);
   if (deadline_of(c) > longest_case_seconds)
     throw BadInput(
@@ -212,7 +241,8 @@ void refuse_overflow(const Evidence& e, const Registry& registry) {
   Truths truths(registry);
   for (const Shot& s : e.shots)
     for (const Feed& f : s.feeds)
-      if (may_overflow(line, f.fill)) refuse_overflow(e, truths.get(line, e, f));
+      if (may_overflow(line, f.fill))
+        refuse_overflow(e, truths.get(line, e, f), disturbed_by(e, s));
 }
 
 void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,

@@ -35,6 +35,8 @@ double deadline_of(const Cost&);
 // Throws BadInput where the planned shots, and what `checks` will plan for each sequence, need more
 // memory or work than a case may.
 void refuse_too_big(const Evidence&, const std::vector<std::string>& checks = {});
+// What the operands alone say, of a line that is legal; before anything else is asked of it.
+void refuse_too_many_elements(const Case&, const Registry&);
 // The same before anything is planned.
 void refuse_too_big(const Case&, const std::vector<std::string>& checks, const Registry&);
 // The truth of one feed, inputs and results as doubles, or the data of all sequences are more than

@@ -386,7 +386,9 @@ CheckResult judge(const Evidence& e) {
   if (total.findings.empty() && !feeds_differ(e))
     return judging::conclude(
         "accumulate", 0, {},
-        "two feeds give the same results, so state that is overwritten would not show");
+        fmt::format(
+            "two feeds give the same results, so state that is overwritten would not show; {}",
+            judging::values_that_can_be_wrong(*e.line)));
   std::string note;
   if (!e.declared.deterministic)
     note = fmt::format("declared not deterministic: spread {}", judging::number(total.spread));

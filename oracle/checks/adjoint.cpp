@@ -401,8 +401,10 @@ CheckResult judge(const Evidence& e) {
   if (t.findings.empty() && !t.vacuous.empty())
     return judging::conclude("adjoint", 0, {}, std::move(t.vacuous));
   if (t.findings.empty() && !t.said_something)
-    return judging::conclude("adjoint", 0, {},
-                             "both sides of every pairing are zero, so nothing was asked");
+    return judging::conclude(
+        "adjoint", 0, {},
+        fmt::format("both sides of every pairing are zero, so nothing was asked; {}",
+                    judging::values_that_can_be_wrong(*e.line)));
   CheckResult result =
       judging::conclude("adjoint", t.compared, std::move(t.findings), std::move(t.note));
   result.exact = t.exact;

@@ -432,13 +432,15 @@ void judge_operand(const Evidence& e, const Course& c, int operand, Tally& t) {
   t.findings.push_back(std::move(f));
 }
 
-std::string note_of(const Tally& t) {
+std::string note_of(const Evidence& e, const Tally& t) {
   std::string note;
   if (t.judged > 0)
     note = fmt::format("sees relative errors of a gradient down to {:.1e}", t.resolution);
   if (!t.floor.empty())
     note +=
         fmt::format("{}{}: differences at the rounding floor", note.empty() ? "" : "; ", t.floor);
+  if (t.judged == 0 && !t.floor.empty())
+    note += fmt::format(", so no slope was asked; {}", judging::values_that_can_be_wrong(*e.line));
   return note;
 }
 
@@ -450,7 +452,8 @@ CheckResult judge(const Evidence& e) {
   const Course& c = course_of(e);
   Tally t;
   for (const auto& [k, way] : c.ways) judge_operand(e, c, k, t);
-  CheckResult result = judging::conclude("gradcheck", t.judged, std::move(t.findings), note_of(t));
+  CheckResult result =
+      judging::conclude("gradcheck", t.judged, std::move(t.findings), note_of(e, t));
   result.ratio = std::max(result.ratio, t.ratio);
   result.bound = t.bound;
   result.where = t.where;

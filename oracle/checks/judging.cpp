@@ -301,7 +301,8 @@ CheckResult conclude(const std::string& check, int64_t compared, std::vector<Fin
     result.verdict = Verdict::failed;
   } else if (compared == 0) {
     result.verdict = Verdict::vacuous;
-    if (result.note.empty()) result.note = "nothing was compared";
+    if (result.note.empty())
+      result.note = "nothing was compared; larger extents give elements that are";
   } else {
     result.verdict = Verdict::passed;
   }
@@ -376,8 +377,8 @@ void add(const Evidence& e, int operand, bool gradient, Compared c, Judgement& j
     j.vacuous = without_bound(tensor_name(o, gradient));
   else if (c.zeros && c.compared > 0)
     j.vacuous = tensor_name(o, gradient) +
-                ": truth and result are zero everywhere, so nothing was asked; larger extents or "
-                "another fill give values that can be wrong";
+                fmt::format(": truth and result are zero everywhere, so nothing was asked; {}",
+                            values_that_can_be_wrong(*e.line));
 }
 
 void add(std::optional<WholeTensor> w, Judgement& j) {
@@ -402,7 +403,15 @@ const Gauge& gauge_of(const std::vector<Gauge>& gauges, size_t i) {
 std::string without_bound(const std::string& tensor) {
   return tensor +
          ": no error is too large here, since the sums are longer than 1/u of the format, or "
-         "errors of a format this coarse grow beyond any value";
+         "errors of a format this coarse grow beyond any value; a wider dtype= or acc=, smaller "
+         "extents or fewer steps in a row give a bound";
+}
+
+std::string values_that_can_be_wrong(const Case& line) {
+  const bool packed = line.has("docs") && !(line.text("docs") + line.text("cu_seqlens")).empty();
+  return fmt::format(
+      "{}larger extents, another fill= or another seed= give values that can be wrong",
+      packed ? "longer documents, " : "");
 }
 
 Judgement against_truth(const Evidence& e, int shot, std::string_view word, bool gradient) {

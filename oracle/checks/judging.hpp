@@ -120,10 +120,14 @@ struct Judgement {
   std::vector<int64_t> index;
   std::string where;
 };
+// How many of them `leak` puts between the data of a sequence and what it makes of them (leak.cpp).
+int binary_orders_of_loud(const Case&);
 // One that says nothing where a contract gives none.
 const Gauge& gauge_of(const std::vector<Gauge>&, size_t k);
 // Said of a tensor with elements whose error has no bound.
 std::string without_bound(const std::string& tensor);
+// What to change in a line whose results are zero or equal whatever a subject does.
+std::string values_that_can_be_wrong(const Case& line);
 Judgement against_truth(const Evidence&, int shot, std::string_view word, bool gradient);
 CheckResult conclude(const std::string& check, Judgement, std::string note = "");
 

@@ -47,7 +47,7 @@ int64_t elements_of_token(const Operand& o, const std::vector<int64_t>& sequence
 }
 
 double made_loud(const Evidence& e, const Operand& o, const Feed& feed, bool cotangent, double x) {
-  const double loud = e.line->dtype() == DType::f16 ? 0x1p6 : 0x1p36;
+  const double loud = std::ldexp(1, judging::binary_orders_of_loud(*e.line));
   if (!o.through || cotangent) return x * loud;
   return round_to(o.through(-loud * x, feed.fill == Fill::integers), e.dtype_of(o));
 }
@@ -188,6 +188,8 @@ CheckResult judge(const Evidence& e) {
 }
 
 }  // namespace
+
+int judging::binary_orders_of_loud(const Case& line) { return line.dtype() == DType::f16 ? 6 : 36; }
 
 Check leak_check() {
   return {.name = "leak",

@@ -121,6 +121,14 @@ int64_t bytes(const Calls& calls) {
   return n;
 }
 
+// From one call on each side, the same calls to the end.
+bool agree_from(const Calls& met, size_t m, const Calls& due, size_t d) {
+  if (m > met.size() || d > due.size() || met.size() - m != due.size() - d) return false;
+  for (; m < met.size(); ++m, ++d)
+    if (mistake(met[m], due[d])) return false;
+  return true;
+}
+
 Finding differ(const Calls& met, const Calls& due, size_t i, int rank, bool backward) {
   Finding f;
   f.rank = rank;
@@ -133,14 +141,20 @@ Finding differ(const Calls& met, const Calls& due, size_t i, int rank, bool back
                                 ? text(met[i])
                                 : fmt::format("the end of {}", backward ? "backward" : "forward");
   std::string what;
-  if (i < due.size() && i < met.size()) {
+  if (agree_from(met, i + 1, due, i)) {
+    what = i < due.size() ? ", one call more" : "";
+    f.means = "a call that is not due: redundant traffic, or a result that is changed once more";
+  } else if (agree_from(met, i, due, i + 1)) {
+    what = i < met.size() ? ", one call less" : "";
+    f.means = "a call that is due was not made";
+  } else if (i < due.size() && i < met.size()) {
     const Mistake m = *mistake(met[i], due[i]);
     what = std::string(", another ") + m.what;
     f.means = m.means;
   } else if (i < met.size()) {
-    f.means = "a call that is not due: redundant traffic, or a result that is changed once more";
+    f.means = "calls that are not due: redundant traffic, or a result that is changed once more";
   } else {
-    f.means = "a call that is due was not made";
+    f.means = "calls that are due were not made";
   }
   f.message = fmt::format("expected {}, met {}{}; {} of {} calls and {} of {} B logical", expected,
                           found, what, met.size(), due.size(), bytes(met), bytes(due));

@@ -178,6 +178,17 @@ bool in_place(const Wrongness& w) {
   return all(w, [](auto& e) { return std::abs(e.got - e.want) <= close * std::abs(e.want); });
 }
 
+// Each is off, and all of them together by less than a fifth: what is there is mostly the truth.
+bool near_everywhere(const Wrongness& w) {
+  if (cut(w) || w.total != w.compared || w.wrong.size() < 8) return false;
+  double off = 0, size = 0;
+  for (const WrongElement& e : w.wrong) {
+    off += (e.got - e.want) * (e.got - e.want);
+    size += e.want * e.want;
+  }
+  return off <= 0.04 * size;
+}
+
 // The wrong values are the right ones in another order. Places that hold the right value by chance
 // drop out of both sides alike.
 bool permuted(const Wrongness& w) {
@@ -228,6 +239,12 @@ Pattern content(const Wrongness& w) {
   if (const double d = common_offset(w); d != 0 && !one)
     return {fmt::format("off by a constant, {:+.6g}", d),
             "a constant that is added once too often or too rarely"};
+  if (near_everywhere(w))
+    return {
+        "",
+        "each sum is off by a small part of itself: terms that are due as they came were rounded "
+        "first (to codes of 8 bits, to a narrower type), or some of them are missing or counted "
+        "twice"};
   return {"", ""};
 }
 

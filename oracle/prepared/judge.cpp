@@ -449,6 +449,13 @@ class Opened {
   std::string partial_;
 };
 
+// "000.linear_row, 001.linear_row ... 017.linear_row": all of a few, else both ends.
+std::string listed(const std::vector<std::string>& folders) {
+  constexpr size_t few = 6;
+  if (folders.size() <= few) return joined(folders, ", ");
+  return fmt::format("{}, {} ... {}", folders[0], folders[1], folders.back());
+}
+
 // What lies in a folder.
 struct Looked {
   std::vector<std::shared_ptr<Opened>> cases;
@@ -469,6 +476,7 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
     } catch (const Unanswered& e) {
       if (whole) throw;
       all.others.unanswered.push_back(e.what());
+      all.others.folders.push_back(m.folder);
       continue;
     } catch (const BadInput& e) {
       if (whole) throw;
@@ -480,7 +488,7 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
              fmt::format("the case {} of the battery ({})", m.digest, m.line),
              fmt::format("{}; folders of two batteries are mixed", digest));
   }
-  const auto& [unanswered, refused] = all.others;
+  const std::vector<std::string>& refused = all.others.refused;
   if (!all.cases.empty() || all.others.size() == 0) return all;
   if (!refused.empty())
     throw BadInput(refused.front() +
@@ -488,11 +496,7 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
                         ? ""
                         : fmt::format("; of the other {} cases of the battery none can be judged",
                                       all.others.size() - 1)));
-  throw BadInput(unanswered.front() +
-                 (unanswered.size() == 1
-                      ? ""
-                      : fmt::format("; nor is there one of the other {} cases of the battery",
-                                    unanswered.size() - 1)));
+  throw BadInput(unanswered_text(folder, all.others));
 }
 
 // A lane is proven by an answer to all of its cases, in full. Of the cases that were
@@ -563,6 +567,14 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   report.wall_seconds = now() - begin;
   report.complete = !interrupted() && looked->others.size() == 0;
   return report;
+}
+
+std::string unanswered_text(const std::string& folder, const Unjudged& others) {
+  if (others.unanswered.size() < 2) return others.unanswered.empty() ? "" : others.unanswered[0];
+  return fmt::format(
+      "{}: expected the program's answers to all cases of the battery, met none to {} of them; run "
+      "the program on each of these folders ({}), then judge {} again",
+      folder, others.unanswered.size(), listed(others.folders), telling::shell_path(folder));
 }
 
 std::vector<std::string> not_judged(const Report& report) {

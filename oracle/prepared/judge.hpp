@@ -10,6 +10,7 @@ namespace shardproof::prepared {
 // Cases of a battery that were not judged, a text each.
 struct Unjudged {
   std::vector<std::string> unanswered;  // by a rank
+  std::vector<std::string> folders;     // of these, beside the battery's file
   std::vector<std::string> refused;     // files that are not what was asked for
   size_t size() const { return unanswered.size() + refused.size(); }
 };
@@ -26,6 +27,9 @@ struct Unjudged {
 // what was judged before and is not complete. The registry has to last until the process ends then.
 Report judge_folder(const std::string& folder, const Options&, const Registry&, Progress&,
                     Unjudged* others = nullptr);
+
+// What to run for which folders of a battery, in one line; "" where all were answered.
+std::string unanswered_text(const std::string& folder, const Unjudged&);
 
 // "adjoint, accumulate (the program did not return shot1/...)": skipped checks, a text a reason.
 std::vector<std::string> not_judged(const Report&);

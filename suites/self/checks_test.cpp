@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "fixtures/index_maps.hpp"
 #include "oracle/checks/judging.hpp"
@@ -131,7 +132,18 @@ TEST(Forward, AllZeroPairIsVacuous) {
   play->e.shots[0].feeds[0].given = {{0, std::vector<double>(4 * 24, 0)}};
   const CheckResult r = play->judge("forward");
   EXPECT_EQ(r.verdict, Verdict::vacuous);
-  EXPECT_NE(r.note.find("zero everywhere"), std::string::npos) << r.note;
+  EXPECT_NE(r.note.find("zero everywhere, so nothing was asked; larger extents"), std::string::npos)
+      << r.note;
+}
+
+TEST(Vacuous, LinesOfDocumentsAreToldToMakeThemLonger) {
+  const Registry families = all_families();
+  for (const auto& [line, told] : std::map<std::string, std::string>{
+           {"conv_context cp=2 docs=1,1", "longer documents, larger extents"},
+           {"conv_context cp=2 cu_seqlens=0,1,2", "longer documents, larger extents"},
+           {"conv_context cp=2 tokens=2", "larger extents"},
+           {"linear_row tp=2", "larger extents"}})
+    EXPECT_TRUE(judging::values_that_can_be_wrong(parse(line, families)).starts_with(told)) << line;
 }
 
 TEST(Forward, NothingComparedIsVacuous) {
@@ -441,6 +453,19 @@ TEST(Patterns, OwnPartsAlongTwoAxes) {
   const Finding f = play.judge("forward").findings.at(0);
   EXPECT_EQ(f.pattern, "all, each rank holds its own part");
   EXPECT_EQ(f.means, "the parts of the ranks add up to the truth: the reduction is missing");
+}
+
+// Sums of terms that were rounded to 3 bits are off by an eighth of themselves at most, everywhere;
+// sums that are off by a third say nothing certain.
+TEST(Patterns, OfSumsOfRoundedTermsAllAreNearTheTruth) {
+  for (const auto& [size, told] : {std::pair{0.1, true}, {0.4, false}}) {
+    auto play = reduce(2);
+    const Finding f = planted(*play, [by = size](int, int64_t i, double v) {
+      return v * (1 + by * std::cos(double(i)));
+    });
+    EXPECT_EQ(f.pattern, "all");
+    EXPECT_EQ(f.means.find("codes of 8 bits") != std::string::npos, told) << f.means;
+  }
 }
 
 // The first two of ten are there: no place is known, and what they have in common is theirs alone.
@@ -1138,6 +1163,25 @@ TEST(Ledger, ExtraAndMissingCalls) {
   EXPECT_EQ(play->judge_again("ledger").verdict, Verdict::failed);
   for (RankRecord& r : play->e.ranks) r.shots[0].ledger.clear();
   EXPECT_EQ(play->judge_again("ledger").verdict, Verdict::passed);
+}
+
+// One call too many, or too few, in front of the due ones: that one is told, and not the next as
+// another reduction.
+TEST(Ledger, ACallInFrontOfTheDueOnesIsOneMore) {
+  auto play = with_traffic({one_all_reduce});
+  LedgerEntry first = made(1);
+  first.reduce = Reduce::max;
+  auto& calls = play->e.ranks[1].shots[0].ledger;
+  calls.insert(calls.begin(), first);
+  Finding f = play->judge_again("ledger").findings.at(0);
+  EXPECT_NE(f.message.find(", one call more; 2 of 1 calls"), std::string::npos) << f.message;
+  EXPECT_NE(f.means.find("a call that is not due"), std::string::npos) << f.means;
+  Traffic largest = one_all_reduce;
+  largest.reduce = Reduce::max;
+  play = with_traffic({largest, one_all_reduce});
+  f = play->judge_again("ledger").findings.at(0);
+  EXPECT_NE(f.message.find(", one call less; 1 of 2 calls"), std::string::npos) << f.message;
+  EXPECT_EQ(f.means, "a call that is due was not made");
 }
 
 TEST(Ledger, OrderWithinAPhaseAndPhasesApart) {

@@ -1019,6 +1019,8 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   const Report rest = judge_folder(folder, {}, families(), silent, &others);
   ASSERT_EQ(others.unanswered.size(), 1u);
   EXPECT_TRUE(others.refused.empty());
+  EXPECT_EQ(others.folders, std::vector{b.members[2].folder});
+  EXPECT_EQ(unanswered_text(folder, others), others.unanswered[0]);
   EXPECT_EQ(others.unanswered[0].rfind(path(b.members[2].folder + "/rank0.out.safetensors"), 0),
             0u);
   EXPECT_EQ(rest.cases.size(), b.members.size() - 1);
@@ -1030,9 +1032,13 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
     judge_folder(folder, {}, families(), silent, &others);
     ADD_FAILURE() << "a battery without an answer was judged";
   } catch (const BadInput& e) {
-    EXPECT_NE(std::string(e.what()).find(fmt::format("the other {} cases", b.members.size() - 1)),
-              std::string::npos)
-        << e.what();
+    EXPECT_EQ(
+        e.what(),
+        fmt::format("{0}: expected the program's answers to all cases of the battery, met none "
+                    "to {1} of them; run the program on each of these folders ({2}, {3} ... "
+                    "{4}), then judge {0} again",
+                    folder.string(), b.members.size(), b.members[0].folder, b.members[1].folder,
+                    b.members.back().folder));
   }
   for (const Member& m : b.members) answer(folder / m.folder, families(), {.arguments = true});
   const fs::path one = folder / b.members[0].folder, other = folder / b.members[1].folder;

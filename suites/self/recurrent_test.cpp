@@ -240,6 +240,38 @@ TEST(Cost, CountsPairsOfTokensAndTapsOfAFilter) {
   EXPECT_NO_THROW(refuse("conv_context tokens=200000 channels=64 width=4 fill=normal"));
 }
 
+std::string refused_by(void (*refuse)(const Case&), const std::string& text) {
+  try {
+    refuse(line_of(text));
+  } catch (const BadInput& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// 2^24 tokens of 6 channels of x and of y, 40 bytes an element: 7.5 GiB. Half of them fit.
+TEST(Cost, OperandsAloneRefuseALine) {
+  const auto refuse = [](const Case& line) { refuse_too_many_elements(line, family()); };
+  EXPECT_NE(refused_by(refuse, "conv_context tokens=16777216").find("needs at least 7.5 GiB"),
+            std::string::npos);
+  EXPECT_EQ(refused_by(refuse, "conv_context tokens=8388608"), "");
+}
+
+// 2^20 times 2^36 in each of q, k and v is beyond f32; the line itself is not.
+TEST(Cost, ACopyThatLeakMakesLoudIsSaidToBeTheOneThatOverflows) {
+  const auto of_leak = [](const Case& line) { refuse_infeasible(line, {"leak"}, family()); };
+  const auto of_forward = [](const Case& line) { refuse_infeasible(line, {"forward"}, family()); };
+  const std::string line = "scan_context cp=2 docs=5,7 heads=2 dtype=f32 fill=large";
+  const std::string told = refused_by(of_leak, line);
+  EXPECT_NE(told.find("in the copy for `leak`, of which sequence 0 is 2^36 times itself"),
+            std::string::npos)
+      << told;
+  EXPECT_NE(told.find("use fill=normal, one document or sequence, --check with the others, "),
+            std::string::npos)
+      << told;
+  EXPECT_EQ(refused_by(of_forward, line), "");
+}
+
 // A decay of a sequence that is made loud is another decay, and every one of the others is as
 // drawn.
 TEST(Leak, DecaysStayDecays) {
