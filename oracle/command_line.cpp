@@ -280,8 +280,8 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
   const bool legal = !contract.precondition || !contract.precondition(line);
   if (!line.text("control").empty() && !legal)
     return;  // a twin may be about lines that are refused
-  // First: which sequences a line has, and what they sum to, may be a list of all its tokens.
-  if (legal) refuse_too_many_elements(line, registry);
+  // First, where sequences are a list of all tokens: it is made again and again below.
+  if (legal && contract.sequences) refuse_too_many_elements(line, registry);
   check_legal(line, registry);
   const auto due = due_checks(contract, line, declared_of(line, registry), options.checks);
   refuse_infeasible(line, due, registry);
