@@ -272,6 +272,18 @@ TEST(MuonBounds, ByHand) {
   }
 }
 
+// The same of five numbers in a row or in a column: norms and Gram matrices are sums of five terms.
+TEST(MuonBounds, OfTheLongerExtentByHand) {
+  const double u = 1e-12, p = 3, b = 4.775, c = 2.0315;
+  const double start = (p + 6) / 2 + 2 + 3, gram = 5 + p, square = 2 * gram + 5;
+  const double made = b * gram + c * square + 4 * (b + c) + 7 * (b - c) + 3 * 3.4445;
+  for (const MatrixExtents m : {MatrixExtents{1, 5}, MatrixExtents{5, 1}}) {
+    const Uncertain o =
+        reference::orthogonalised(m, certain(Doubles{3, 4, 0, 0, 0}), rule(1), p, u);
+    EXPECT_NEAR(o.error[0] / u, 0.723 * start + made, 1e-6) << m.rows;
+  }
+}
+
 // 1 over an eps of 10: X0 = 0.1 is off by the rounding of eps and 3 more, of which p(0.1) / 0.1 are
 // carried.
 TEST(MuonBounds, OfADirectionBelowEpsByHand) {

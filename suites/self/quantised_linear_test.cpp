@@ -285,6 +285,23 @@ TEST(QuantisedLinear, TilesAreAsLargeAsThoseOfARecipe) {
   EXPECT_NEAR(l.y[0].value[255], 1.1, 1e-15);
 }
 
+// A row linear under sp sums db of the own tokens, and then of the ranks; without sp every rank has
+// all tokens.
+TEST(QuantisedLinear, TheBiasGradientCountsWhoAddsWhat) {
+  const auto counts = [](const std::string& words) {
+    const Case line = line_of(words);
+    std::vector<Whole> in, cotangents;
+    for (const Operand& o : contract().operands(line))
+      (o.role == Operand::output ? cotangents : in)
+          .push_back({o.shape, Values(size_t(product(o.shape)), 1)});
+    std::vector<Gauge> gauges;
+    contract().backward(line, in, cotangents, &gauges);
+    return std::pair(gauges.at(2).terms, gauges.at(2).reduced);
+  };
+  EXPECT_EQ(counts("tp=4 parallel=row sp=on tokens=8"), std::pair(int64_t(2), int64_t(4)));
+  EXPECT_EQ(counts("tp=4 parallel=row tokens=8"), std::pair(int64_t(8), int64_t(1)));
+}
+
 // ---- Against torchao
 
 Values golden_values(const nlohmann::json& g, const char* part, const std::string& name) {

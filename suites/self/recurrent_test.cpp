@@ -305,6 +305,43 @@ TEST(Refusals, SayWhatToDo) {
 
 // ---- Bounds
 
+std::vector<Whole> zeros_of(const std::vector<Operand>& operands, bool outputs) {
+  std::vector<Whole> list;
+  for (const Operand& o : operands)
+    if ((o.role == Operand::output) == outputs)
+      list.push_back({o.shape, Values(size_t(product(o.shape)))});
+  return list;
+}
+
+// Terms on a rank and ranks that add them up: a result sees 4 tokens, or as many as its document
+// has, and b; dx of 4 taps comes from the own rank and the next; dw sums the own 6 rows of 2 ranks.
+TEST(ConvBounds, CountTermsByHand) {
+  const auto gauges = [](const std::string& text, bool backward) {
+    const Case line = line_of(text);
+    const Contract& c = contract_of(line);
+    const auto operands = c.operands(line);
+    const auto in = zeros_of(operands, false);
+    std::vector<Gauge> list;
+    backward ? c.backward(line, in, zeros_of(operands, true), &list) : c.forward(line, in, &list);
+    std::vector<std::pair<int64_t, int64_t>> counts;
+    for (const Gauge& g : list) counts.emplace_back(g.terms, g.reduced);
+    return counts;
+  };
+  using Counts = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(gauges("conv_context cp=2 docs=5,7", false), (Counts{{5, 1}}));
+  EXPECT_EQ(gauges("conv_context cp=2 docs=2,2,2,2", false), (Counts{{3, 1}}));
+  EXPECT_EQ(gauges("conv_context cp=2 docs=5,7", true), (Counts{{4, 2}, {6, 2}, {6, 2}}));
+}
+
+// dw sums all tokens, so that more of them leave less room for integers.
+TEST(ConvContract, IntegersFitTheSumOverTokens) {
+  const auto range = [](const char* tokens) {
+    const Case line = line_of(std::string("conv_context dtype=f32 tokens=") + tokens);
+    return *contract_of(line).integer_range(line);
+  };
+  EXPECT_LT(range("4096"), range("16"));
+}
+
 // S of 2 tokens on one rank: 2 multiplications and additions each and one product; o: q and d_k
 // terms more.
 TEST(ScanRoundings, ByHand) {
