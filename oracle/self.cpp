@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -118,8 +117,7 @@ std::map<std::string, std::string> versions() {
   std::map<std::string, std::string> v;
   v["shardproof"] = SHARDPROOF_VERSION;
   v["compiler"] = __VERSION__;
-  v["eigen"] =
-      fmt::format("{}.{}.{}", EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION);
+  v["eigen"] = SHARDPROOF_EIGEN_VERSION;
   v["fmt"] =
       fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
   return v;

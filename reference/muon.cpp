@@ -1,6 +1,6 @@
 #include "reference/muon.hpp"
 
-#include <Eigen/Dense>
+#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,7 +23,10 @@ struct Range {
   double least = 0, greatest = 0;
 };
 Range singular_values(const Matrix& gram) {
-  const Eigen::SelfAdjointEigenSolver<Matrix> solver(gram, Eigen::EigenvaluesOnly);
+  // In two steps: in one, Eigen's templates for eigenvectors, which nobody asks for, are compiled.
+  const Eigen::Tridiagonalization<Eigen::MatrixXd> steps(gram);
+  Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
+  solver.computeFromTridiagonal(steps.diagonal(), steps.subDiagonal(), Eigen::EigenvaluesOnly);
   const double greatest = std::max(0.0, solver.eigenvalues().maxCoeff()), lost = 0x1p-40 * greatest;
   return {std::sqrt(std::max(0.0, solver.eigenvalues().minCoeff() - lost)),
           std::sqrt(greatest + lost)};
