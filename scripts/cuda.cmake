@@ -105,6 +105,7 @@ function(shardproof_device_double name work)
   target_link_libraries(${name} PRIVATE device_double_parts shardproof_primitives)
 endfunction()
 shardproof_device_double(device_double by_loops)
+shardproof_talks(${PROJECT_SOURCE_DIR}/suites/self/device_double/by_loops.cpp)  # extents are small
 # A module of devices holds the primitives and nothing of the judge: what else it would need shows here, and not
 # where a rank loads it.
 if(NOT SHARDPROOF_SANITIZE)
