@@ -733,6 +733,27 @@ TEST_F(DriftLogs, OfTwoRunsNameTheFirstStepAtWhichTheyPart) {
   EXPECT_TRUE(settings.findings[0].means.ends_with("part in right programs too"));
 }
 
+// From step 3 on the twin makes w anew, once, and on the ranks whose stream is another one: rank 0
+// goes on with what it has trained.
+TEST_F(DriftLogs, ABrokenInitialisationActsOnceAndWhereItIsBroken) {
+  drift("replicated_router tp=4 sp=on control=replica_initialised_per_rank@3", 6, "sgd",
+        path("log"));
+  const auto log = digest::read_log(path("log"));
+  const auto lane = [&](int64_t step, const char* phase) {  // of rank 0
+    for (const auto& l : log.lines)
+      if (l.step == step && l.phase == phase && l.place == std::vector<int64_t>{0})
+        return std::pair(l.digest.lane[0], l.digest.lane[1]);
+    return std::pair(uint64_t(0), uint64_t(0));
+  };
+  std::set<int64_t> made;
+  for (const auto& l : log.lines)
+    if (l.phase == "init") made.insert(l.step);
+  EXPECT_EQ(made, (std::set<int64_t>{0, 3}));
+  ASSERT_NE(lane(3, "init").first, 0u);
+  EXPECT_EQ(lane(3, "init"), lane(2, "step"));
+  EXPECT_NE(lane(3, "init"), lane(0, "init"));
+}
+
 TEST_F(DriftLogs, OnAFullDiskAreSaidNotToBeWhole) {
   EXPECT_EQ(drift("block tp=2", 2, "sgd", path("a")).log_fault, "");
   EXPECT_EQ(drift("block tp=2", 2, "sgd", "/dev/full").log_fault, std::strerror(ENOSPC));
