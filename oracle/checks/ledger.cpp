@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <map>
+#include <string>
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/joined.hpp"
@@ -93,13 +95,13 @@ std::optional<Mistake> mistake(const LedgerEntry& met, const LedgerEntry& due) {
 std::vector<LedgerEntry> judging::due_calls(const Evidence& e, int rank, bool backward,
                                             bool ends_step) {
   Calls due;
+  std::map<std::string, int> of_group;
   for (const Traffic& t : traffic_due(*e.contract, e.declared, *e.line, rank)) {
     if (t.backward != backward || (t.rank >= 0 && t.rank != rank)) continue;
     if (t.once_a_step && !ends_step) continue;
     LedgerEntry c = due_entry(t, e.mesh, rank);
     if (c.members.size() == 1) continue;
-    c.number = 1;
-    for (const LedgerEntry& earlier : due) c.number += earlier.label == c.label;
+    c.number = ++of_group[c.label];
     due.push_back(std::move(c));
   }
   return due;
