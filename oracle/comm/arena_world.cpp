@@ -171,10 +171,12 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
       stop_at = now + grace;
       stop_waiting_at = now + graces_of_one_that_waited * grace;
       if (end == End::overdue) {
+        const std::string crowded = crowded_text(crowding());  // reads a file: before the lock
         arena_->lock_by_force([&](int) { return false; });
-        arena_->release(Released::deadline,
-                        fmt::format("the job's deadline of {:g} s has passed\n{}",
-                                    deadline * spec_.deadline_scale, arena_->standings_text()));
+        arena_->release(
+            Released::deadline,
+            fmt::format("the job's deadline of {:g} s has passed{}\n{}",
+                        deadline * spec_.deadline_scale, crowded, arena_->standings_text()));
         arena_->unlock();
       }
     }
