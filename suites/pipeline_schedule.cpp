@@ -257,7 +257,7 @@ std::vector<std::string> cases(const std::string& tier) {
       {"pipeline_schedule"},
       {"pp=2 tokens=7 micro_batch_size=2 layers=3", "pp=4 tokens=5 micro_batch_size=2 layers=5",
        "pp=2 schedule=interleaved virtual=2 tokens=7 micro_batch_size=2 loss=mean",
-       "pp=2 dp=2 schedule=zero_bubble tokens=12 micro_batch_size=2 layers=3",
+       "pp=2 dp=2 schedule=zero_bubble tokens=12 micro_batch_size=2 layers=3 recompute=on",
        "pp=2 schedule=zbv virtual=2 tokens=7 micro_batch_size=2 dtype=bf16 fill=normal layers=4"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> schedules{"schedule=gpipe",
