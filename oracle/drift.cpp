@@ -667,7 +667,7 @@ void require_trainable(const DriftLine& d, const Registry& registry) {
   });
   if (!parameters || !declared_of(d.line, registry).backward)
     throw BadInput(
-        fmt::format("drift: expected a contract with parameters to train, met {}; "
+        fmt::format("drift: expected a contract with parameters to train and a backward, met {}; "
                     "`block` is one",
                     d.line.contract));
   for (const Operand& o : operands)

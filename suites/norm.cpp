@@ -83,11 +83,12 @@ std::vector<Key> keys() {
 }
 
 std::vector<std::string> cases(const std::string& tier) {
-  const auto smoke = together({crossed(
-      {"norm_sequence"},
-      {"tp=2 sp=on", "tp=4 sp=on", "tp=4", "tp=2 sp=on norm=rms", "tp=4 sp=on norm=rms",
-       "tp=2 sp=on dtype=bf16", "tp=4 sp=on dtype=f32", "tp=2 sp=on dtype=f32 fill=offset", "cp=2",
-       "tp=2 dp=2 sp=on", "tp=2 dp=2 sp=on reduce=tp", "tp=2 sp=on microbatches=2"})});
+  const auto smoke = together(
+      {crossed({"norm_sequence"},
+               {"tp=2 sp=on", "tp=4 sp=on", "tp=4", "tp=2 sp=on norm=rms", "tp=4 sp=on norm=rms",
+                "tp=2 norm=rms", "tp=2 sp=on dtype=bf16", "tp=4 sp=on dtype=f32",
+                "tp=2 sp=on dtype=f32 fill=offset", "cp=2", "tp=2 dp=2 sp=on",
+                "tp=2 dp=2 sp=on reduce=tp", "tp=2 sp=on microbatches=2"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> norms{"", "norm=rms"};
   const auto ci = together(

@@ -1184,6 +1184,34 @@ TEST(Ledger, ACallInFrontOfTheDueOnesIsOneMore) {
   EXPECT_EQ(f.means, "a call that is due was not made");
 }
 
+// As of a pipeline that runs another schedule: who has nothing to send gives an empty block.
+TEST(Ledger, ShiftsInAnotherOrderAreAnotherScheduleAndNoOtherCount) {
+  const auto shift = [](int64_t count, int hop) {
+    return Traffic{Op::shift, Reduce::none, "tp", false, count, DType::f64, hop, -1};
+  };
+  const auto finding = [&](std::vector<std::pair<int64_t, int>> calls) {
+    auto play = with_traffic({shift(24, 1), shift(12, -1)});
+    for (int rank = 0; rank < 4; ++rank) {
+      auto& ledger = play->e.ranks[size_t(rank)].shots[0].ledger;
+      ledger.clear();
+      for (const auto& [count, hop] : calls) {
+        LedgerEntry e = made(rank);
+        e.op = Op::shift, e.reduce = Reduce::none, e.count = count, e.hop = hop;
+        e.number = int(ledger.size()) + 1, e.to = e.from = rank ^ 1;
+        ledger.push_back(e);
+      }
+    }
+    return play->judge_again("ledger").findings.at(0);
+  };
+  const Finding same = finding({{12, -1}, {0, 1}, {24, 1}});
+  EXPECT_NE(same.message.find(", the same payloads in another order; 3 of 2 calls"),
+            std::string::npos)
+      << same.message;
+  EXPECT_NE(same.means.find("another schedule"), std::string::npos) << same.means;
+  const Finding less = finding({{12, -1}, {0, 1}, {23, 1}});
+  EXPECT_NE(less.message.find(", another count"), std::string::npos) << less.message;
+}
+
 TEST(Ledger, OrderWithinAPhaseAndPhasesApart) {
   Traffic gather = one_all_reduce;
   gather.op = Op::all_gather, gather.reduce = Reduce::none, gather.backward = true;
