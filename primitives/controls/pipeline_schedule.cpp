@@ -128,6 +128,22 @@ class BackwardOfUpdatedWeights final : public PipelineSchedule {
 
 // ---- Sums over microbatches
 
+// One that works on its stage's sums.
+class OfSums : public PipelineSchedule {
+ protected:
+  static Views own_sums(const Step& step) {
+    Views own;
+    for (size_t l = 0; l < step.w.size(); ++l)
+      for (const View& sum : {step.dw_sum[l], step.db_sum[l]})
+        if (sum.data) own.push_back(sum);
+    return own;
+  }
+  // Without a call.
+  static void hand_out(Step& step, const Parts& parts) {
+    coalesced_all_reduce(step.p, parts, std::vector<Axis>{});
+  }
+};
+
 // Of what is put off, nobody makes what is left when the last backward is done.
 struct DeferredDropped final : PipelineSchedule {
   void add_weight_gradient(Step& step, Unit u, int64_t layer, const View& x,
@@ -160,13 +176,11 @@ struct FirstMicrobatchAlone final : PipelineSchedule {
 };
 
 // Each chunk's first backward begins the stage's gradients anew.
-struct ZeroedByEachChunk final : PipelineSchedule {
+struct ZeroedByEachChunk final : OfSums {
   void add_weight_gradient(Step& step, Unit u, int64_t layer, const View& x,
                            const View& g) override {
     if (u.microbatch == 0 && layer == step.first_layer(u.chunk))
-      for (const Views* sums : {&step.dw_sum, &step.db_sum})
-        for (const View& sum : *sums)
-          if (sum.data) set_zero(sum);
+      for (const View& sum : own_sums(step)) set_zero(sum);
     PipelineSchedule::add_weight_gradient(step, u, layer, x, g);
   }
 };
@@ -222,7 +236,7 @@ struct DividedAtEachStage final : PipelineSchedule {
 // ---- Over dp
 
 // The reduction is made once and behind some action; what comes later stays with its rank.
-class ReducedEarly : public PipelineSchedule {
+class ReducedEarly : public OfSums {
  protected:
   virtual bool last(const Step&, const Action&) const = 0;
 
@@ -232,14 +246,10 @@ class ReducedEarly : public PipelineSchedule {
     if (reduced_ || !last(step, done)) return;
     reduced_ = true;
     Parts sums;
-    for (size_t l = 0; l < step.w.size(); ++l)
-      for (const View& sum : {step.dw_sum[l], step.db_sum[l]})
-        if (sum.data) sums.push_back({sum, sum});
+    for (const View& sum : own_sums(step)) sums.push_back({sum, sum});
     PipelineSchedule::reduce(step, sums);
   }
-  void reduce(Step& step, const Parts& parts) override {
-    coalesced_all_reduce(step.p, parts, std::vector<Axis>{});
-  }
+  void reduce(Step& step, const Parts& parts) override { hand_out(step, parts); }
   bool reduced_ = false;
 };
 
@@ -259,10 +269,8 @@ class ReducedBehindLastForward final : public ReducedEarly {
 };
 
 // Gradients of weights that are split off pass no hook that reduces them.
-struct LeftLocal final : PipelineSchedule {
-  void reduce(Step& step, const Parts& parts) override {
-    coalesced_all_reduce(step.p, parts, std::vector<Axis>{});
-  }
+struct LeftLocal final : OfSums {
+  void reduce(Step& step, const Parts& parts) override { hand_out(step, parts); }
 };
 
 struct AveragedOverDp final : PipelineSchedule {
@@ -272,15 +280,13 @@ struct AveragedOverDp final : PipelineSchedule {
 };
 
 // What is to save the reductions of all microbatches but the last one has no effect.
-class ReducedEachMicrobatch final : public PipelineSchedule {
+class ReducedEachMicrobatch final : public OfSums {
   void begin(Step& step) override {
     total_.clear();
-    for (size_t l = 0; l < step.w.size(); ++l)
-      for (const View& sum : {step.dw_sum[l], step.db_sum[l]}) {
-        if (!sum.data) continue;
-        total_.push_back({sum, step.p.workspace(sum.dtype, sum.shape)});
-        set_zero(total_.back().result);
-      }
+    for (const View& sum : own_sums(step)) {
+      total_.push_back({sum, step.p.workspace(sum.dtype, sum.shape)});
+      set_zero(total_.back().result);
+    }
   }
   void after(Step& step, const Action& done) override {
     if (done.work != Work::backward) return;
@@ -295,7 +301,7 @@ class ReducedEachMicrobatch final : public PipelineSchedule {
   }
   void reduce(Step& step, const Parts& parts) override {
     for (const Part& part : total_) convert(part.result, part.partial);
-    coalesced_all_reduce(step.p, parts, std::vector<Axis>{});
+    hand_out(step, parts);
   }
   Parts total_;
 };
@@ -418,9 +424,7 @@ const Row rows[] = {
     of("schedule_all_forwards_first", twin<AllForwardsFirst>, "ledger", "forward,lockstep",
        "1F1B that holds as many microbatches as GPipe", small, "more microbatches than stages"),
     of("schedule_half_the_lead", twin<HalfTheLead>, "ledger", "forward,lockstep",
-       "NVIDIA/Megatron-LM 169, NVIDIA/Megatron-LM 675",
-       "pp=2 schedule=interleaved virtual=2 tokens=8 micro_batch_size=2 layers=4",
-       "2 stages of 2 chunks"),
+       "NVIDIA/Megatron-LM 169, NVIDIA/Megatron-LM 675", interleaved, "2 stages of 2 chunks"),
 };
 
 }  // namespace
