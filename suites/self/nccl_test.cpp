@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -213,6 +214,17 @@ TEST_F(Asked, AGroupOfOneCopiesExceptInAWorldOfOne) {
   EXPECT_EQ(sums(), joined({{"meet all_reduce 3"}, made, {"create 0 of 1", "all_reduce sum 3"}}));
 }
 
+// That nobody is blamed, in words that hold these.
+void expect_infrastructure(const std::function<void()>& calls, const Words& parts) {
+  try {
+    calls();
+    ADD_FAILURE() << "expected Infrastructure";
+  } catch (const Infrastructure& e) {
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(Asked, AnErrorAbortsAndReleasesTheOthersInNcclsWords) {
   const auto error_of = [&](int code) {
     state_of_communicators = code;
@@ -220,13 +232,8 @@ TEST_F(Asked, AnErrorAbortsAndReleasesTheOthersInNcclsWords) {
     host = {};
     calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 1);
   };
-  try {
-    error_of(3);
-    FAIL() << "expected Infrastructure";
-  } catch (const Infrastructure& e) {
-    for (const char* part : {"rank 1", "met 3: a text", "last error: last words"})
-      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
-  }
+  expect_infrastructure([&] { error_of(3); },
+                        {"rank 1", "met 3: a text", "last error: last words"});
   EXPECT_TRUE(host.released);
   EXPECT_EQ(asked.back(), "abort");
   EXPECT_THROW(error_of(nccl_device_error), DeviceError);
@@ -245,13 +252,8 @@ TEST_F(Asked, ACommunicatorThatIsNeverReadyIsGivenUpAndNobodysFault) {
 TEST_F(Asked, AJobsDeadlineWhileACommunicatorIsMadeIsNobodysFault) {
   state_of_communicators = nccl_in_progress;
   host.release(Released::deadline, "the job's deadline has passed");
-  try {
-    calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 0);
-    FAIL() << "expected Infrastructure";
-  } catch (const Infrastructure& e) {
-    for (const char* part : {"no progress for", "creating a communicator", "the job's deadline"})
-      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
-  }
+  expect_infrastructure([&] { calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 2, 0); },
+                        {"no progress for", "creating a communicator", "the job's deadline"});
   EXPECT_EQ(asked.back(), "abort");
 }
 
@@ -296,14 +298,8 @@ TEST_F(Asked, ARankThatWaitsForNcclSaysSo) {
 
 TEST_F(Asked, ARankWithoutADeviceOfItsOwnIsRefused) {
   ::setenv("SHARDPROOF_DOUBLE_DEVICES", "2", 1);
-  try {
-    calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 4, 2);
-    FAIL() << "expected Infrastructure";
-  } catch (const Infrastructure& e) {
-    EXPECT_NE(std::string(e.what()).find("rank 2: expected a device of its own, met 2"),
-              std::string::npos)
-        << e.what();
-  }
+  expect_infrastructure([&] { calls_of(Op::all_reduce, Reduce::sum, DType::f32, 3, 3, 0, 4, 2); },
+                        {"rank 2: expected a device of its own, met 2"});
 }
 
 // ---- Streams: the two waits without which a result is not there
