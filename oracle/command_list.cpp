@@ -175,6 +175,21 @@ std::vector<std::string> all_names(const Registry& registry) {
                   pattern, did_you_mean(pattern, all_names(registry))));
 }
 
+// The rank counts of a row's cases, beside which a cell says only what differs. The lines that
+// `rejection` feeds are no cases.
+std::set<int> all_of(const std::map<std::string, std::set<int>>& ranks) {
+  std::set<int> all;
+  for (const auto& [check, counts] : ranks)
+    if (check != "rejection") all.insert(counts.begin(), counts.end());
+  return all;
+}
+
+std::string counts_in_words(const std::set<int>& counts, std::set<int> all) {
+  if (counts == all) return "all";
+  all.erase(1);
+  return counts == all ? ">1" : joined(counts, " ");
+}
+
 // check -> rank counts on which a case of tier ci asks it of the default subject.
 std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Contract& c) {
   std::map<std::string, std::set<int>> ranks;
@@ -236,14 +251,17 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
   std::vector<std::string> columns;
   for (const Check& check : all_checks())
     if (asked.contains(check.name)) columns.push_back(check.name);
-  std::string text = "| primitive |";
+  std::string text = "| primitive | ranks |";
   for (const std::string& check : columns) text += " " + check + " |";
-  text += "\n|---|";
+  text += "\n|---|---|";
   for (size_t i = 0; i < columns.size(); ++i) text += "---|";
   for (Row& row : rows) {
-    text += fmt::format("\n| {} |", row.names);
-    for (const std::string& check : columns)
-      text += row.ranks[check].empty() ? " |" : fmt::format(" {} |", joined(row.ranks[check], " "));
+    const std::set<int> all = all_of(row.ranks);
+    text += fmt::format("\n| {} | {} |", row.names, joined(all, " "));
+    for (const std::string& check : columns) {
+      const std::string counts = counts_in_words(row.ranks[check], all);
+      text += counts.empty() ? " |" : fmt::format(" {} |", counts);
+    }
   }
   return text + "\n";
 }

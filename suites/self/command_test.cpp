@@ -615,16 +615,38 @@ TEST_F(Command, TableHasARowForWhatIsAskedTheSame) {
   add_asked_on(r, "on_four", "linear", "on_four tp=4");
   add_asked_on(r, "elsewhere", "norm", "elsewhere tp=2");
   const std::string table = list_table(r, "");
-  for (const char* begin : {"`row` `alike` | 2 |", "`on_four` | 4 |", "`elsewhere` | 2 |"})
+  for (const char* begin :
+       {"`row` `alike` | 2 | all |", "`on_four` | 4 | all |", "`elsewhere` | 2 | all |"})
     EXPECT_TRUE(holds(table, std::string("\n| ") + begin)) << table;
+}
+
+// A cell says only what differs from the rank counts of its row: one rank makes no call and has no
+// replica, and a check that is asked in f64 alone is asked on the ranks of the lines in f64.
+TEST_F(Command, TableHasTheRankCountsOfARowOnce) {
+  Registry r;
+  add_asked_on(r, "row", "linear", "row");
+  Contract c = row_parallel();
+  c.name = "both";
+  c.cases = [](const std::string&) {
+    return std::vector<std::string>{"both", "both tp=2", "both tp=4 dtype=f32"};
+  };
+  r.add(c);
+  r.add(Subject{"", "both", nullptr, {}});
+  const std::string table = list_table(r, "");
+  EXPECT_TRUE(table.starts_with("| primitive | ranks | forward | gradient | adjoint | gradcheck |"))
+      << table;
+  EXPECT_TRUE(holds(table, "`row` | 1 | all | all | all | all |")) << table;
+  EXPECT_TRUE(holds(table, "`both` | 1 2 4 | all | all | all | 1 2 |")) << table;
+  const size_t both = table.find("`both`");
+  EXPECT_NE(table.find(" >1 | >1 | all | all |", both), std::string::npos) << table;
 }
 
 // Columns follow from what the rows are asked, and so do those of a device.
 TEST_F(Command, TableHasAColumnForEachCheckThatARowIsAsked) {
-  EXPECT_TRUE(
-      call({"list", "--table", "mapping_copy"})
-          .out.starts_with("| primitive | forward | gradient | adjoint | gradcheck | replica "
-                           "| ledger | lockstep | memory | repeat | accumulate |\n|---|"));
+  EXPECT_TRUE(call({"list", "--table", "mapping_copy"})
+                  .out.starts_with(
+                      "| primitive | ranks | forward | gradient | adjoint | gradcheck | replica "
+                      "| ledger | lockstep | memory | repeat | accumulate |\n|---|"));
   const auto head = [](const char* words) {
     Contract c = row_parallel();
     c.cases = [words](const std::string&) { return std::vector<std::string>{words}; };
