@@ -207,6 +207,22 @@ std::vector<DType> types_passed(const Case& line) {
   return types;
 }
 
+// What no key says is of the storage type, and so is the wire of a gradient. An operand of a type
+// of its own (a loss) is sent in that.
+std::vector<DType> types_of_result(const Evidence& e, const Operand& o, bool gradient) {
+  const Case& line = *e.line;
+  std::vector<DType> types{stored_type(line, o, gradient)};
+  types.push_back(
+      keyed_dtype(line, "acc").value_or(default_accumulation(e.dtype_of(o), e.declared)));
+  if (const auto wire = keyed_dtype(line, "wire"))
+    types.push_back(*wire);
+  else if (gradient)
+    types.push_back(e.dtype_of(o));
+  if (const auto kept = keyed_dtype(line, "local_grad"); kept && (gradient || o.fixed_dtype))
+    types.push_back(*kept);
+  return types;
+}
+
 bool exact_data(const Evidence& e, const Feed& feed) {
   if (feed.fill != Fill::integers) return false;
   // Elsewhere a contract says by its range that every intermediate is exact (mlp without an

@@ -106,6 +106,8 @@ Precision precision_of(const Case&, const Declared&);
 // Types that a result passes by the line: of storage, accumulation, wire and gradient, a rank's own
 // too.
 std::vector<DType> types_passed(const Case&);
+// Those of one result.
+std::vector<DType> types_of_result(const Evidence&, const Operand&, bool gradient);
 // Of one result: a gradient may be kept in a type of its own.
 Precision precision_of_result(const Evidence&, const Operand&, bool gradient);
 // Integers that a contract promises exact intermediates for, as far as the subject's factors hold

@@ -29,6 +29,7 @@
 #include "oracle/joined.hpp"
 #include "oracle/memory_watch.hpp"
 #include "oracle/model.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/prepared/judge.hpp"
 #include "oracle/prepared/prepare.hpp"
 #include "oracle/report.hpp"

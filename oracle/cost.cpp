@@ -82,67 +82,6 @@ std::string size_text(double bytes) {
                         : fmt::format("{:.0f} TiB", bytes / 0x1p40);
 }
 
-double largest_of(DType type) {
-  const int exponent = type == DType::f64 ? 1023 : type == DType::f16 ? 15 : 127;
-  return std::ldexp(2 - 2 * unit_roundoff(type), exponent);
-}
-
-DType least_range(const Case& line) {
-  const std::vector<DType> types = types_passed(line);
-  return *std::min_element(types.begin(), types.end(),
-                           [](DType a, DType b) { return largest_of(a) < largest_of(b); });
-}
-
-// Terms have up to six factors: of 2^20 under `large`. Under `offset` inputs alone are large, 2^26
-// at most and 2^5 in f16: three of them and their sums fit what holds 2^127.
-bool may_overflow(const Case& line, Fill fill) {
-  const DType least = least_range(line);
-  if (fill == Fill::large) return least != DType::f64;
-  return fill == Fill::offset && least == DType::f16;
-}
-
-// The largest sum of |terms| of a result in f16; its value where there are no terms, and in wider
-// types: what bounds are computed from holds errors of activations there, which are far from met.
-double largest(const Whole& value, const Gauge* gauge, DType type) {
-  double most = 0;
-  const bool sums = type == DType::f16 && gauge && gauge->magnitude.size() == value.value.size();
-  for (size_t i = 0; i < value.value.size(); ++i) {
-    const double v = sums ? gauge->magnitude[i] : std::abs(value.value[i]);
-    if (std::isfinite(value.value[i])) most = std::max(most, v);
-  }
-  return most;
-}
-
-// What a check has done to the data of its shot, where it is that which is too large.
-struct Disturbed {
-  std::string how, advice;
-};
-Disturbed disturbed_by(const Evidence& e, const Shot& s) {
-  const std::string sequence = s.name.substr(s.name.find(':') + 1);
-  if (!s.name.starts_with("leak:") || e.shots.at(0).name == s.name) return {};
-  return {fmt::format(" in the copy for `leak`, of which sequence {} is 2^{} times itself",
-                      sequence, judging::binary_orders_of_loud(*e.line)),
-          "one document or sequence, --check with the others, "};
-}
-
-void refuse_overflow(const Evidence& e, const Truth& truth, const Disturbed& disturbed) {
-  const DType type = least_range(*e.line);
-  const auto look = [&](const std::vector<Whole>& values, const std::vector<Gauge>& gauges,
-                        size_t first, const char* of) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      const double met = largest(values[i], i < gauges.size() ? &gauges[i] : nullptr, type);
-      if (!(met > largest_of(type))) continue;
-      throw BadInput(
-          fmt::format("fill: expected results within {:g}, the largest {}, met {}, where terms of "
-                      "{}{} add up to {:.3g}{}; use fill=normal, {}smaller extents or a wider type",
-                      largest_of(type), name(type), print(*e.line), of, e.operands[first + i].name,
-                      met, disturbed.how, disturbed.advice));
-    }
-  };
-  look(truth.outputs, truth.output_gauges, size_t(e.inputs), "");
-  look(truth.gradients, truth.gradient_gauges, 0, "the gradient of ");
-}
-
 struct Rounds {
   double passes = 0, feeds = 0;
 };
@@ -233,21 +172,6 @@ void refuse_beyond_memory(const Evidence& e, const std::vector<std::string>& che
 void refuse_too_big(const Case& line, const std::vector<std::string>& checks,
                     const Registry& registry) {
   refuse_too_big(plan_case(line, declared_of(line, registry), {}, registry), checks);
-}
-
-void refuse_overflow(const Evidence& e, const Registry& registry) {
-  const Case& line = *e.line;
-  if (!may_overflow(line, fill_of(line))) return;
-  Truths truths(registry);
-  for (const Shot& s : e.shots)
-    for (const Feed& f : s.feeds)
-      if (may_overflow(line, f.fill))
-        refuse_overflow(e, truths.get(line, e, f), disturbed_by(e, s));
-}
-
-void refuse_infeasible(const Case& line, const std::vector<std::string>& checks,
-                       const Registry& registry) {
-  refuse_overflow(plan_case(line, declared_of(line, registry), checks, registry), registry);
 }
 
 }  // namespace shardproof

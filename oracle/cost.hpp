@@ -46,10 +46,5 @@ void refuse_beyond_memory(const Evidence&, const std::vector<std::string>& check
 // and ranks run wherever they run.
 Evidence plan_case_of_any_size(const Case&, const Declared&, const std::vector<std::string>& checks,
                                const Registry&, bool given_in_files = false);
-// Results that pass a type and are beyond it, of fill=large and fill=offset: in f16 by the sums of
-// |terms| that bounds are computed from.
-void refuse_overflow(const Evidence&, const Registry&);
-// Everything that a run of these checks would refuse, without ranks.
-void refuse_infeasible(const Case&, const std::vector<std::string>& checks, const Registry&);
 
 }  // namespace shardproof

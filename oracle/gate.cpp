@@ -22,6 +22,7 @@
 #include "oracle/gate_plan.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
@@ -303,20 +304,23 @@ class Gate {
   Judged judged(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
     const std::string why = contradiction(registry_.contract(line.contract), line,
                                           checks == std::vector<std::string>{"rejection"});
-    if (!why.empty()) return left_untested(line, checks, lane, why);
+    if (!why.empty()) return unjudged(line, checks, lane, Verdict::untested, why);
     try {
       return runner_.run(line, checks, lane);
+    } catch (const BeyondRange& e) {
+      if (alone_) throw;
+      return unjudged(line, checks, lane, Verdict::skipped, e.what());
     } catch (const std::exception& e) {
       if (ends_the_run(e)) throw;
       runner_.worlds().drop(line.text("transport"));  // they may be in the middle of the job
-      return left_untested(line, checks, lane, e.what());
+      return unjudged(line, checks, lane, Verdict::untested, e.what());
     }
   }
 
-  Judged left_untested(const Case& line, const std::vector<std::string>& checks,
-                       const std::string& lane, const std::string& why) const {
+  Judged unjudged(const Case& line, const std::vector<std::string>& checks, const std::string& lane,
+                  Verdict verdict, const std::string& why) const {
     Judged j;
-    j.result = unasked(line, checks, lane, Verdict::untested, why);
+    j.result = unasked(line, checks, lane, verdict, why);
     return j;
   }
 

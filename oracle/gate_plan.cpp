@@ -13,6 +13,7 @@
 #include "oracle/device.hpp"
 #include "oracle/due.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/report.hpp"
 #include "oracle/run.hpp"
 #include "oracle/too_small.hpp"

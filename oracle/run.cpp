@@ -27,6 +27,7 @@
 #include "oracle/fit.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/memory_watch.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/too_small.hpp"
 
 namespace shardproof {
@@ -452,7 +453,9 @@ void Runner::judge(Judged& j, const std::vector<std::string>& checks) {
   Evidence& e = j.evidence;
   const Case& line = *e.line;
   e.truth = [this, &line, &e](const Feed& feed) -> const Truth& {
-    return truths_.get(line, e, feed);
+    const Truth& truth = truths_.get(line, e, feed);
+    require_in_range(e, feed, truth);
+    return truth;
   };
   for (const std::string& name : checks) j.result.checks.push_back(check_named(name).judge(e));
   e.truth = nullptr;  // refers to this frame

@@ -319,16 +319,19 @@ class LineJudge {
     try {
       if (!illegal_) check_legal(line, registry_);
       return runner_.run(line, checks, lane_of(line)).result;
-    } catch (const BadInput&) {
+    } catch (const BadInput& e) {
+      refusal_ = e.what();
       return {};
     }
   }
+  const std::string& refusal() const { return refusal_; }  // of the last line that was refused
 
  private:
   const Options options_;
   const Registry& registry_;
   bool illegal_;
   Runner runner_;
+  std::string refusal_;
 };
 
 void check_available(const Case& line) {
@@ -347,6 +350,7 @@ CaseResult first_judgement(LineJudge& judge, const Case& line, const Options& op
     throw BadInput(fmt::format(
         "{}: expected a line that the subject does, met one that it declares not to do ({})",
         print(line), why));
+  if (!judge.refusal().empty()) throw BadInput(judge.refusal());
   throw BadInput(fmt::format("--check: expected a check that is due on {}, met {}", print(line),
                              joined(options.checks, ", ")));
 }

@@ -20,6 +20,7 @@
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/overflow.hpp"
 
 namespace shardproof {
 namespace {
@@ -363,9 +364,10 @@ void judge_sums(const Evidence& e, int step, Tally& total) {
     const Operand& o = e.operands[size_t(k)];
     if (o.role != Operand::parameter || !o.gradient) continue;
     const Sum sum = sum_of_truths(e, shot, size_t(k));
-    keep(compare(e, at, last, k, true, sum.want, bound_of_sum(e, o, sum.addends)),
-         judging::tensor_name(o, true), fmt::format("after {} in step {}", shot.program, step + 1),
-         meaning(step), total);
+    const auto bound = bound_of_sum(e, o, sum.addends);
+    require_in_range(e, o, /*gradient=*/true, sum.want, bound);
+    keep(compare(e, at, last, k, true, sum.want, bound), judging::tensor_name(o, true),
+         fmt::format("after {} in step {}", shot.program, step + 1), meaning(step), total);
   }
 }
 

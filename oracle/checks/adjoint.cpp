@@ -116,10 +116,25 @@ std::vector<double> as_cotangent(const Evidence& e, const Operand& o, const Whol
   return c;
 }
 
-// Shrunk to integers of [-range, range], no sign lost: still along A x, and still exact.
-void shrink_to(int64_t range, std::vector<double>& values) {
+double largest_of(const std::vector<double>& values) {
   double largest = 0;
   for (double v : values) largest = std::max(largest, std::abs(v));
+  return largest;
+}
+
+// By a power of two, to the size of other cotangents: B A x may be beyond a type that A x is
+// within.
+void halve_down(std::vector<double>& values, DType dtype) {
+  constexpr int orders_of_normals = 3;
+  int orders = 0;
+  std::frexp(largest_of(values), &orders);
+  const int by = std::max(0, orders - orders_of_normals);
+  for (double& v : values) v = round_to(std::ldexp(v, -by), dtype);
+}
+
+// Shrunk to integers of [-range, range], no sign lost: still along A x, and still exact.
+void shrink_to(int64_t range, std::vector<double>& values) {
+  const double largest = largest_of(values);
   const double by = largest > double(range) ? double(range) / largest : 1;
   for (double& v : values)
     if (v != 0) v = std::copysign(std::max(1.0, std::nearbyint(std::abs(v) * by)), v);
@@ -140,7 +155,7 @@ void align(const Evidence& e, Feed& f) {
     if (f.fill == Fill::integers)
       shrink_to(f.range, y);
     else
-      for (double& v : y) v = round_to(v, e.dtype_of(what));
+      halve_down(y, e.dtype_of(what));
     f.given.push_back({o, std::move(y)});
   }
 }

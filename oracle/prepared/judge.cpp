@@ -16,6 +16,7 @@
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
 #include "oracle/memory_watch.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/prepared/answer.hpp"
 #include "oracle/prepared/case_file.hpp"
 #include "oracle/printable.hpp"
@@ -111,6 +112,14 @@ void each_named(const Plan& plan, bool given, Visit visit) {
         visit(p, s, n);
 }
 
+CheckResult skipped(const std::string& check, const std::string& why) {
+  CheckResult result;
+  result.check = check;
+  result.verdict = Verdict::skipped;
+  result.note = why;
+  return result;
+}
+
 // Names of checks, each once, by what they have in common; in the order in which they came.
 struct ByReason {
   std::vector<std::pair<std::string, std::vector<std::string>>> entries;
@@ -176,12 +185,20 @@ class Opened {
     KeptTruths kept;  // is told after they are freed
     Truths truths(registry);
     e.truth = [&](const Feed& feed) -> const Truth& {
-      return kept.counted(truths.get(line, e, feed));
+      const Truth& truth = kept.counted(truths.get(line, e, feed));
+      require_in_range(e, feed, truth);
+      return truth;
+    };
+    const auto is_asked = [&](const std::string& check) {
+      return only.empty() || std::find(only.begin(), only.end(), check) != only.end();
     };
     try {
       for (const std::string& check : plan().checks)
-        if (only.empty() || std::find(only.begin(), only.end(), check) != only.end())
-          result.checks.push_back(judged(check, e));
+        if (is_asked(check)) result.checks.push_back(judged(check, e));
+    } catch (const BeyondRange& beyond) {
+      result.checks.clear();
+      for (const std::string& check : plan().checks)
+        if (is_asked(check)) result.checks.push_back(skipped(check, beyond.what()));
     } catch (...) {
       require_whole();
       throw;
@@ -421,21 +438,15 @@ class Opened {
       why =
           "the program returned none of its arguments; saved under their own names, they are "
           "compared";
-    CheckResult result;
-    if (why.empty()) {
-      result = check_named(check).judge(e);
-      say_what_files_know(result);
-      if (partial_.empty()) partial_ = unseen;
-      if (rounding_unseen)
-        result.note += fmt::format(
-            "{}{}, so replicas were not compared on data that round: sums that each rank takes in "
-            "an order of its own are not seen",
-            result.note.empty() ? "" : "; ", unseen);
-      return result;
-    }
-    result.check = check;
-    result.verdict = Verdict::skipped;
-    result.note = why;
+    if (!why.empty()) return skipped(check, why);
+    CheckResult result = check_named(check).judge(e);
+    say_what_files_know(result);
+    if (partial_.empty()) partial_ = unseen;
+    if (rounding_unseen)
+      result.note += fmt::format(
+          "{}{}, so replicas were not compared on data that round: sums that each rank takes in "
+          "an order of its own are not seen",
+          result.note.empty() ? "" : "; ", unseen);
     return result;
   }
 

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <set>
 
-#include "oracle/cost.hpp"
 #include "oracle/due.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/prepared/answer.hpp"
 #include "oracle/tensors/safetensors.hpp"
 

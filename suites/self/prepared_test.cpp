@@ -187,6 +187,25 @@ TEST_F(Prepared, BrokenAnswersAreFailedByTheirCheck) {
   }
 }
 
+// Values that are in range of f16 by themselves, with errors that may carry them beyond.
+TEST_F(Prepared, AResultThatItsTypeMayNotHoldIsNotJudged) {
+  prepare("pipeline_stages tokens=8 hidden=8 layers=9 dtype=f16 fill=normal");
+  const CaseFile c = read_case(folder, families());
+  std::vector<TensorToWrite> zeros;
+  for (const Pass& pass : c.plan.passes)
+    for (const Step& step : pass.steps)
+      for (const Named& n : step.gives) {
+        const auto shape = c.plan.local_shape_of(n, 0);
+        zeros.push_back(foreign::held(n.name, DType::f16, shape,
+                                      std::vector<std::byte>(size_t(2 * product(shape)))));
+      }
+  tensors::write_safetensors(path(out_file(0)), std::move(zeros), {{"case", c.digest}});
+  const Report report = judged(folder, families());
+  EXPECT_EQ(exit_code(report), 3);
+  EXPECT_EQ(with(report, Verdict::skipped), c.plan.checks);
+  EXPECT_EQ(report.cases.at(0).checks.at(0).note.find("fill: expected results within 65504"), 0u);
+}
+
 TEST_F(Prepared, AnArgumentThatChangedFailsMemory) {
   prepare("linear_row tp=2 sp=on");
   answer(folder, families(), {.arguments = true, .change = [](int rank, auto& tensors) {

@@ -10,6 +10,7 @@
 #include "fixtures/random.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/drawn.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/run.hpp"
 #include "primitives/calls.hpp"

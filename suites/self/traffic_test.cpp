@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
-#include "oracle/cost.hpp"
 #include "oracle/gate.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/report.hpp"
 
 namespace shardproof {
