@@ -13,7 +13,13 @@ inline int noted(cudaError_t code) {
   return code;
 }
 
-inline unsigned blocks(int64_t wanted) { return unsigned(std::min(wanted, int64_t(65535))); }
+// What any dimension of a grid may have; each block strides over what is left. The kernels on the
+// host have less, so that their tests are soon beyond it.
+#ifndef SHARDPROOF_MOST_BLOCKS
+#define SHARDPROOF_MOST_BLOCKS 65535
+#endif
+constexpr int64_t most_blocks = SHARDPROOF_MOST_BLOCKS;
+inline unsigned blocks(int64_t wanted) { return unsigned(std::min(wanted, most_blocks)); }
 
 // A kernel on a stream, with the code of its launch, and with bytes of shared memory. The runtime's
 // function, and not <<< >>>, so that a compiler of the host alone reads it too.

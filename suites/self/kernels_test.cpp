@@ -628,20 +628,16 @@ TEST(Kernels, NothingIsNoLaunch) {
   EXPECT_EQ(kernels_executor::launch(ColumnSums{}, nullptr), 0);
 }
 
-// 65,535 blocks and some more: each block has a first part, and some a second, which differs from
-// it. In descending order the threads that read what the others have left come last.
-constexpr int64_t most = 65535;
+// As many blocks as a launch takes and some more: each block has a first part, and some a second,
+// which differs from it. In descending order the threads that read what the others have left come
+// last.
+constexpr int64_t most = KERNELS_MOST_BLOCKS;
 double by_place(int64_t i) { return double(i % 61); }
-struct Strides : testing::Test {
-  void SetUp() override {
-    if (!can_watch()) GTEST_SKIP() << "takes minutes under a sanitizer";
-  }
-};
 void is_by_place(const Tensor& t, double factor) {
   for (int64_t i = 0; i < t.elements; ++i) ASSERT_EQ(t.load(i), factor * by_place(i)) << i;
 }
 
-TEST_F(Strides, OfElements) {
+TEST(Strides, OfElements) {
   set_schedule({Order::descending, 0});
   Pool p;
   const int64_t elements = most * 256 + 300;
@@ -650,7 +646,7 @@ TEST_F(Strides, OfElements) {
   ASSERT_EQ(kernels_executor::launch(Convert{from, to}, nullptr), 0);
   is_by_place(to, 1);
 }
-TEST_F(Strides, OfColumns) {
+TEST(Strides, OfColumns) {
   set_schedule({Order::descending, 0});
   Pool p;
   const int64_t columns = most * 32 + 40;
@@ -660,7 +656,7 @@ TEST_F(Strides, OfColumns) {
   ASSERT_EQ(kernels_executor::launch(ColumnSums{g, sums, false}, nullptr), 0) << complaint();
   is_by_place(sums, 3);
 }
-TEST_F(Strides, OfRows) {
+TEST(Strides, OfRows) {
   set_schedule({Order::descending, 0});
   Pool p;
   const int64_t rows = most + 2;
