@@ -90,6 +90,11 @@ std::string crossing_text(const std::vector<std::vector<int>>& groups, int ranks
                                           : "crosses nodes: " + groups_text(crossing);
 }
 
+// Said early, since a kernel is written otherwise then.
+std::string of_one_call(const Contract& c) {
+  return c.backward ? "" : " (no backward: every result is one of the forward)";
+}
+
 std::string mesh_text(const Case& line, const Mesh& mesh, int nodes) {
   std::string text =
       row("world", number_of(mesh.world(), "rank") + ", order " + line.text("order"));
@@ -405,6 +410,50 @@ std::string titled(const std::string& title, std::string rows) {
   return rows;
 }
 
+// ---- Who works on what, and when
+
+// As many ticks side by side as a line has room for.
+std::string ticks_text(const Schedule& t, size_t first, size_t end, size_t width) {
+  const auto cells = [&](std::string title, const auto& cell) {
+    std::string text = fmt::format("{:<7}", title);
+    for (size_t tick = first; tick < end; ++tick) text += fmt::format(" {:<{}}", cell(tick), width);
+    text.erase(text.find_last_not_of(' ') + 1);
+    return row("", text);
+  };
+  std::string text = cells("tick", [](size_t tick) { return std::to_string(tick); });
+  for (size_t place = 0; place < t.work.size(); ++place)
+    text += cells(fmt::format("{}={}", name(t.axis), place), [&](size_t tick) {
+      const std::string& work = t.work[place][tick];
+      return work.empty() ? std::string("-") : work;
+    });
+  return text;
+}
+
+std::string timetable_text(const Contract& contract, const Case& line) {
+  if (!contract.timetable) return "";
+  constexpr size_t most_cells = 4096, columns = 88;
+  const Schedule t = contract.timetable(line);
+  const size_t ticks = t.work.empty() ? 0 : t.work[0].size();
+  size_t width = std::to_string(ticks).size(), idle = 0;
+  for (const auto& place : t.work)
+    for (const std::string& work : place) {
+      width = std::max(width, work.size());
+      idle += work.empty();
+    }
+  std::string text =
+      row("timetable", t.legend) +
+      row("", fmt::format("{}, {} of {} places in them idle (-)", number_of(int64_t(ticks), "tick"),
+                          idle, ticks * t.work.size()));
+  if (ticks * t.work.size() > most_cells)
+    return text + row("", fmt::format("more than {} places: a line with fewer microbatches or "
+                                      "stages shows them",
+                                      most_cells));
+  const size_t side_by_side = std::max<size_t>(1, columns / (width + 1));
+  for (size_t first = 0; first < ticks; first += side_by_side)
+    text += ticks_text(t, first, std::min(ticks, first + side_by_side), width);
+  return text;
+}
+
 // A copy of type I whose results are not all whole on the axis has met its rank's own share of
 // them: its gradient is a part there until the layer has summed it.
 bool summed_by_layer(const Operand& parameter, Axis axis, const std::vector<Operand>& operands) {
@@ -420,7 +469,11 @@ bool summed_by_layer(const Operand& parameter, Axis axis, const std::vector<Oper
 
 // What each parameter's gradient still owes where it is handed over: to the training step after the
 // backward, and to the optimizer before the step.
-std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh) {
+std::string owed_text(const std::vector<Operand>& operands, const Mesh& mesh, bool has_backward) {
+  if (!has_backward)
+    return row("owed",
+               "nothing: there is no backward; gradients, where there are any, are results of the "
+               "forward and whole where they are stored");
   std::string owed, made;
   bool parameters = false;
   for (const Operand& o : operands) {
@@ -501,7 +554,9 @@ std::string checks_text(const Contract& contract, const Case& line, const Declar
     std::string told = tier_of(c.letter, exact, declared);
     if (!contains(due, c.name)) {
       std::string why = c.left_out ? c.left_out(contract, line, declared) : "";
-      if (contains(of_backward, c.name)) why = "the subject declares to have no backward";
+      if (contains(of_backward, c.name))
+        why = contract.backward ? "the subject declares to have no backward"
+                                : "the contract has no backward: forward judges all results";
       if (why.empty()) continue;
       told = "not due: " + why;
     }
@@ -581,7 +636,8 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
   const Declared declared = declared_of(line, registry);
   const Mesh mesh = line.mesh();
   const std::vector<Operand> operands = contract.operands(line);
-  std::string text = row("line", print(line)) + row("contract", contract.summary);
+  std::string text =
+      row("line", print(line)) + row("contract", contract.summary + of_one_call(contract));
   text +=
       mesh_text(line, mesh, nodes) + operands_text(operands, mesh) + values_text(contract, line);
   for (bool backward : {false, true}) {
@@ -590,8 +646,9 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
         backward ? "backward" : "forward",
         gemms_text(contract, line, backward) + traffic_text(contract, line, declared, backward));
   }
-  text += small_text(contract, line) + nodes_text(contract, line, declared, nodes);
-  return text + owed_text(operands, mesh) + draws_text(contract, line) +
+  text += timetable_text(contract, line) + small_text(contract, line) +
+          nodes_text(contract, line, declared, nodes);
+  return text + owed_text(operands, mesh, bool(contract.backward)) + draws_text(contract, line) +
          checks_text(contract, line, declared, registry) +
          size_text(contract, line, declared, registry);
 }

@@ -87,6 +87,30 @@ struct Gemm {
   int64_t m = 0, n = 0, k = 0;
 };
 
+// What each place of an axis works on, for `explain`: "F0", "B3" of a tick; "" where it has
+// nothing.
+struct Schedule {
+  Axis axis;
+  std::string legend;
+  std::vector<std::vector<std::string>> work;  // by place, by tick
+};
+
+// What has come to a rank by shifts along a group and was not answered yet by shifts the other way,
+// in elements: at most so much at once.
+struct Unanswered {
+  std::string label;
+  int hop = 1;  // of what comes
+  int64_t most = 0;
+  std::string means;  // that there is more
+};
+
+// Results of a phase that are off, where their values tell nothing by themselves.
+struct Off {
+  std::vector<std::string> names;
+  // Would they all pass on the line with another value of a key?
+  std::function<bool(const std::string& key, const std::string& value)> pass_with;
+};
+
 struct Contract {
   std::string name, family, summary;
   bool linear = false;    // linear in every input for the others fixed
@@ -97,7 +121,8 @@ struct Contract {
   std::function<std::vector<Operand>(const Case&)> operands;
   std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs, std::vector<Gauge>*)>
       forward;
-  // Gradients for each input and parameter in order (empty Whole where none is due).
+  // Gradients for each input and parameter in order (empty Whole where none is due). Null: nothing
+  // of the contract has a backward, and a subject need not say so; gradients may be results.
   std::function<std::vector<Whole>(const Case&, std::span<const Whole> inputs,
                                    std::span<const Whole> cotangents, std::vector<Gauge>*)>
       backward;
@@ -130,6 +155,13 @@ struct Contract {
   // Sequence of each token of an input or output, -1 where it is padding: nothing of one reaches
   // another, nothing of padding reaches any.
   std::function<std::vector<int64_t>(const Case&, const Operand&)> sequences;
+  // Who works on what and when; null where a line says nothing about it.
+  std::function<Schedule(const Case&)> timetable = nullptr;
+  // What `ledger` holds the order of calls to, whoever states them; null: nothing.
+  std::function<std::optional<Unanswered>(const Case&, int rank)> unanswered = nullptr;
+  // What it means that these are off and the others right; "" where that says nothing. Null: never
+  // does.
+  std::function<std::string(const Case&, const Off&)> meaning = nullptr;
   // True where it varies faster than the steps of finite differences: gradcheck is not due there.
   std::function<bool(const Case&)> stiff;
 };

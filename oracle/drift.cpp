@@ -22,6 +22,7 @@
 #include "oracle/digest/digest.hpp"
 #include "oracle/drift_ranks.hpp"
 #include "oracle/interrupt.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -657,19 +658,32 @@ class Watch {
   std::FILE* log_ = nullptr;
 };
 
+bool has_parameters(const Contract& contract, const Case& line) {
+  const auto operands = contract.operands(line);
+  return std::any_of(operands.begin(), operands.end(),
+                     [](const Operand& o) { return o.role == Operand::parameter && o.gradient; });
+}
+
+// A step whose gradients are results is trained by the contracts beside it.
+[[noreturn]] void refuse_untrainable(const Contract& contract, const Registry& registry) {
+  std::vector<std::string> others;
+  for (const Contract& c : registry.contracts())
+    if (c.family == contract.family && c.backward && has_parameters(c, parse(c.name, registry)))
+      others.push_back("`" + c.name + "`");
+  if (others.empty()) others.push_back("`block`");
+  throw BadInput(fmt::format(
+      "drift: expected a contract with parameters to train and a backward, met {}{}; {} {}",
+      contract.name, contract.backward ? "" : ", whose results are those of one forward",
+      joined(others, ", "), others.size() == 1 ? "is one" : "are such"));
+}
+
 void require_trainable(const DriftLine& d, const Registry& registry) {
   const Contract& contract = registry.contract(d.line.contract);
   check_legal(d.line, registry);
   check_world(d.line);
   const auto operands = contract.operands(d.line);
-  const bool parameters = std::any_of(operands.begin(), operands.end(), [](const Operand& o) {
-    return o.role == Operand::parameter && o.gradient;
-  });
-  if (!parameters || !declared_of(d.line, registry).backward)
-    throw BadInput(
-        fmt::format("drift: expected a contract with parameters to train and a backward, met {}; "
-                    "`block` is one",
-                    d.line.contract));
+  if (!has_parameters(contract, d.line) || !declared_of(d.line, registry).backward)
+    refuse_untrainable(contract, registry);
   for (const Operand& o : operands)
     for (const auto& [axis, placement] : o.layout)
       if (o.role == Operand::output && placement.kind == Placement::partial)

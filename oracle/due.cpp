@@ -81,6 +81,14 @@ void check_traffic(const Subject& s, const Contract& contract) {
         subject, d.own_communication ? "own_communication" : "plan '" + d.plan + "'"));
 }
 
+void check_backward(const Subject& s, const Contract& contract) {
+  if (!contract.backward && s.declared.backward)
+    throw BadInput(fmt::format(
+        "subject {0} of {1}: expected no backward, as {1} has none: all that is judged are results "
+        "of its forward; met Declared::backward = true; leave it out",
+        s.name, s.contract));
+}
+
 void check_subject(const Subject& s, const Registry& registry) {
   std::vector<std::string> names;
   for (const Contract& c : registry.contracts()) names.push_back(c.name);
@@ -99,6 +107,7 @@ void check_subject(const Subject& s, const Registry& registry) {
         fmt::format("subject {} of {}: expected a storage type, met none; name one of "
                     "f64, f32, bf16, f16 in Declared::storage",
                     s.name, s.contract));
+  check_backward(s, registry.contract(s.contract));
   check_without(s, registry.contract(s.contract));
   check_traffic(s, registry.contract(s.contract));
 }

@@ -52,6 +52,12 @@ void require_new(const char* what, const std::vector<Named>& all, const std::str
                                               what, shown(name), shown(contract)));
 }
 
+// An implementation leaves unsaid what its contract says.
+template <class Named>
+void settle(Named& one, const Contract& c) {
+  if (one.contract == c.name) one.declared.backward.unless_said(bool(c.backward));
+}
+
 }  // namespace
 
 void Registry::add(Contract c) {
@@ -63,17 +69,21 @@ void Registry::add(Contract c) {
           fmt::format("contract {} is added twice or has no name", shown(c.name)));
   for (const Key& key : c.keys) require_plain("key", key.name);
   contracts_.push_back(std::move(c));
+  for (Subject& s : subjects_) settle(s, contracts_.back());
+  for (Control& control : controls_) settle(control, contracts_.back());
 }
 
 void Registry::add(Subject s) {
   require_plain("subject", s.name);
   require_new("subject", subjects_, s.contract, s.name);
+  for (const Contract& c : contracts_) settle(s, c);
   subjects_.push_back(std::move(s));
 }
 
 void Registry::add(Control c) {
   require_plain("control", c.name);
   require_new("control", controls_, c.contract, c.name);
+  for (const Contract& contract : contracts_) settle(c, contract);
   controls_.push_back(std::move(c));
 }
 

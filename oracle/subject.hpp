@@ -96,9 +96,24 @@ struct Traffic {
   bool once_a_step = false;
 };
 
+// Whether a subject has a backward: as its contract does, unless it says so itself.
+class HasBackward {
+ public:
+  HasBackward& operator=(bool has) {
+    has_ = has, said_ = true;
+    return *this;
+  }
+  operator bool() const { return has_; }
+  bool said() const { return said_; }
+  void unless_said(bool has) { has_ = said_ ? has_ : has; }
+
+ private:
+  bool has_ = true, said_ = false;
+};
+
 struct Declared {
-  bool deterministic = true, backward = true, strided = true, own_communication = false,
-       threads = true;
+  bool deterministic = true, strided = true, own_communication = false, threads = true;
+  HasBackward backward;
   bool leak_bitwise = true;
   bool other_extents = true;  // false: an object keeps to the number of tokens of its first forward
   std::string plan;           // one of the contract's traffic plans; empty: its default

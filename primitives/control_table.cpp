@@ -15,7 +15,6 @@ Control control_of(const Row& row) {
   c.imitates = row.imitates;
   c.witness = std::string(row.contract) + " " + row.words;
   c.makes_visible = row.makes_visible;
-  c.declared.backward = row.backward;
   return c;
 }
 

@@ -217,7 +217,7 @@ View PipelineSchedule::run_backward(Step& step, Unit u) {
   const int64_t n = step.layers(u.chunk), first = step.first_layer(u.chunk);
   const View out =
       u.chunk == 0 ? step.rows(step.dx, u.microbatch) : step.filled(step.leaving, u.microbatch);
-  if (step.recompute) make_inner(step, u);
+  if (step.recompute) make_again(step, u);
   View g = cotangent(step, u, n);
   if (n == 0) convert(g, out);
   for (int64_t i = n; i-- > 0;) {

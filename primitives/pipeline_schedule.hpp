@@ -102,6 +102,9 @@ class PipelineSchedule : public Kernel {
   virtual Unit cotangents_of(const Step&, Unit u) const { return u; }
   virtual void add_weight_gradient(Step&, Unit, int64_t layer, const View& x, const View& g);
   virtual void release(Step&, Unit);
+  // The inputs of a chunk's further layers, and the same where they were not kept (recompute=on).
+  void make_inner(Step&, Unit);
+  virtual void make_again(Step& s, Unit u) { make_inner(s, u); }
   virtual DType type_of_sums(const Step&) const;
 
   void run_weights(Step&, Unit);
@@ -110,7 +113,6 @@ class PipelineSchedule : public Kernel {
   View perform(Step&, const Action&);
   View run_forward(Step&, Unit);
   View run_backward(Step&, Unit);
-  void make_inner(Step&, Unit);
   void drop_inner(Step&, Unit);
   void hand_on(Step&, int64_t tick, const View& made);
   View arriving(Step&, int64_t tick, int64_t hop);

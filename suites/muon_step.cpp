@@ -305,10 +305,8 @@ Contract muon_step() {
 }  // namespace
 
 void family_muon_step(Registry& r) {
-  Declared declared;
-  declared.backward = false;
   r.add(muon_step());
-  add_ours<primitives::MuonStep>(r, "muon_step", declared);
+  add_ours<primitives::MuonStep>(r, "muon_step");
 }
 
 }  // namespace shardproof

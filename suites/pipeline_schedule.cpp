@@ -9,6 +9,7 @@
 #include "fixtures/fills.hpp"
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
+#include "oracle/words.hpp"
 #include "primitives/pipeline_schedule.hpp"
 #include "reference/microbatches.hpp"
 #include "suites/ours.hpp"
@@ -152,14 +153,16 @@ Items there_and_back(const Case& c, int64_t stage) {
   return order;
 }
 
+Items order_of(const Case& c, int64_t stage) {
+  return c.text("schedule") == "zbv" ? there_and_back(c, stage) : one_by_one(c, stage);
+}
+
 // The tick of each item: the first one behind that of the item before it on its stage and those of
 // the items that it is made of. Found by going over all of them until nothing moves.
 class Times {
  public:
   explicit Times(const Case& c) : shape_(c) {
-    const bool there = c.text("schedule") == "zbv";
-    for (int64_t stage = 0; stage < shape_.stages; ++stage)
-      orders_.push_back(there ? there_and_back(c, stage) : one_by_one(c, stage));
+    for (int64_t stage = 0; stage < shape_.stages; ++stage) orders_.push_back(order_of(c, stage));
     while (moved()) continue;
   }
 
@@ -167,6 +170,17 @@ class Times {
     int64_t tick = 0;
     for (const auto& [item, at] : at_) tick = std::max(tick, at);
     return tick;
+  }
+
+  // "F0" of a stage, by tick; with the chunk, "F0.2", where a stage has several.
+  std::vector<std::string> work_of(int64_t stage) const {
+    std::vector<std::string> work(size_t(last() + 1));
+    for (const Item& item : orders_[size_t(stage)]) {
+      std::string text = item.what + std::to_string(item.microbatch);
+      if (shape_.chunks > shape_.stages) text += "." + std::to_string(item.chunk);
+      work[size_t(at_.at(key(item)))] = std::move(text);
+    }
+    return work;
   }
 
   // Elements that a stage sends behind each tick: by hop, and 0 where only others send.
@@ -234,6 +248,74 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int rank) {
   if (const int64_t own = elements_of_layers(c, rank); c.ranks(Axis::dp) > 1 && own > 0)
     add_call(due, call(Op::all_reduce, false, own, wire_of(c)), "dp");
   return due;
+}
+
+Schedule timetable(const Case& c) {
+  const Times times(c);
+  const bool several = c.at("virtual") > 1,
+             puts_off = c.text("schedule") == "zero_bubble" || c.text("schedule") == "zbv";
+  Schedule t{Axis::pp,
+             several ? "F1.2: forward of microbatch 1 on chunk 2, B its backward"
+                     : "F1: forward of microbatch 1, B its backward",
+             {}};
+  if (puts_off) t.legend += " but for weight gradients, W these";
+  for (int64_t stage = 0; stage < c.ranks(Axis::pp); ++stage)
+    t.work.push_back(times.work_of(stage));
+  return t;
+}
+
+// The stage before has sent at most what its order has F ahead of B, of which it sends nothing on
+// where the next chunk is none. In whichever ticks: a B waits for what answers it. Where chunks go
+// there and back, a shift of one direction carries both.
+std::optional<Unanswered> unanswered(const Case& c, int rank) {
+  const Shape s(c);
+  if (s.turns || s.stages == 1) return {};
+  const int64_t before = (stage_of_rank(c, rank) - 1 + s.stages) % s.stages;
+  int64_t ahead = 0, most = 0;
+  for (const Item& item : order_of(c, before)) {
+    if (item.what == 'W' || item.chunk + 1 == s.chunks) continue;
+    ahead += (item.what == 'F' ? 1 : -1) * s.elements_of(item.microbatch);
+    most = std::max(most, ahead);
+  }
+  return Unanswered{"pp", +1, most,
+                    "more microbatches are in flight than schedule=" + c.text("schedule") +
+                        " has: memory of a schedule that runs further ahead"};
+}
+
+// ---- What a failure means
+
+bool any_starts_with(const std::vector<std::string>& names, const char* head) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.starts_with(head); });
+}
+
+// Which results are off tells which of the three ways it went: activations, cotangents, sums.
+std::string meaning(const Case& c, const Off& off) {
+  const bool weights = any_starts_with(off.names, "dw"), biases = any_starts_with(off.names, "db"),
+             parameters = weights || biases;
+  if (contains(off.names, "y"))
+    return "an activation of another microbatch or chunk, of other weights, or one that was "
+           "written over before it was used";
+  if (contains(off.names, "dx"))
+    return "y is right: a cotangent of another microbatch or chunk, weights that have changed "
+           "since the forward, or another scale of the loss";
+  if (!parameters) return "";
+  const bool narrower = unit_roundoff(c.dtype()) > precision_of(c, Declared{}).u_acc;
+  if (narrower && c.text("local_grad").empty() && off.pass_with("local_grad", c.text("dtype")))
+    return "off by no more than sums over microbatches in " + c.text("dtype") +
+           " are: a stage adds gradients up in the storage type, as autograd does; a line with "
+           "local_grad=" +
+           c.text("dtype") + " asks for that";
+  const std::string late =
+      c.ranks(Axis::dp) > 1 ? ", or is added behind the reduction over dp" : "";
+  if (!biases)
+    return "y, dx and the gradients of biases are right, so are activations and cotangents: a "
+           "weight gradient multiplies the cotangent by another microbatch's input, or by one that "
+           "was made again otherwise, or a term of its sum is left out or written over" +
+           late;
+  return "y and dx are right: of the sum over microbatches a term is left out, counted again, "
+         "written over, or made of another microbatch's cotangent" +
+         late;
 }
 
 // ---- Keys and cases
@@ -329,6 +411,9 @@ Contract pipeline_schedule() {
   c.operands = operands;
   c.forward = forward;
   c.traffic = traffic;
+  c.timetable = timetable;
+  c.unanswered = unanswered;
+  c.meaning = meaning;
   c.integer_range = integer_range;
   c.cases = cases;
   c.gemms = [](const Case& line, int rank) { return gemms_of_stage(line, rank, false); };
@@ -351,10 +436,8 @@ Contract pipeline_schedule() {
 }  // namespace
 
 void family_pipeline_schedule(Registry& r) {
-  Declared declared;
-  declared.backward = false;
   r.add(pipeline_schedule());
-  add_ours<primitives::PipelineSchedule>(r, "pipeline_schedule", declared);
+  add_ours<primitives::PipelineSchedule>(r, "pipeline_schedule");
 }
 
 }  // namespace shardproof

@@ -757,12 +757,10 @@ Contract replicated_step() {
 }
 
 template <class Kernel_>
-void add(Registry& r, Contract c, bool backward = true) {
-  Declared declared;
-  declared.backward = backward;
+void add(Registry& r, Contract c) {
   const std::string name = c.name;
   r.add(std::move(c));
-  add_ours<Kernel_>(r, name, declared);
+  add_ours<Kernel_>(r, name);
 }
 
 }  // namespace
@@ -772,7 +770,7 @@ void family_replicated(Registry& r) {
   add<primitives::ReplicatedRouter>(r, replicated_router());
   add<primitives::ReplicatedQkNorm>(r, replicated_qk_norm());
   add<primitives::ReplicatedQkv>(r, replicated_qkv());
-  add<primitives::ReplicatedClip>(r, replicated_clip(), false);
+  add<primitives::ReplicatedClip>(r, replicated_clip());
   add<primitives::ReplicatedStep>(r, replicated_step());
 }
 

@@ -344,10 +344,8 @@ Contract sharded_step() {
 }  // namespace
 
 void family_sharded_step(Registry& r) {
-  Declared declared;
-  declared.backward = false;
   r.add(sharded_step());
-  add_ours<primitives::ShardedStep>(r, "sharded_step", declared);
+  add_ours<primitives::ShardedStep>(r, "sharded_step");
 }
 
 }  // namespace shardproof

@@ -6,7 +6,7 @@ namespace {
 
 CheckResult judge(const Evidence& e) {
   if (auto f = judging::incomplete(e, "base")) return judging::conclude("forward", 0, {*f});
-  return judging::conclude("forward", judging::against_truth(e, 0, "F0", /*gradient=*/false));
+  return judging::conclude("forward", judging::base_against_truth(e, "F0", /*gradient=*/false));
 }
 
 }  // namespace

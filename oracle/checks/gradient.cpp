@@ -6,7 +6,7 @@ namespace {
 
 CheckResult judge(const Evidence& e) {
   if (auto f = judging::incomplete(e, "base")) return judging::conclude("gradient", 0, {*f});
-  return judging::conclude("gradient", judging::against_truth(e, 0, "B0", /*gradient=*/true));
+  return judging::conclude("gradient", judging::base_against_truth(e, "B0", /*gradient=*/true));
 }
 
 }  // namespace

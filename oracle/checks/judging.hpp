@@ -129,6 +129,8 @@ std::string without_bound(const std::string& tensor);
 // What to change in a line whose results are zero or equal whatever a subject does.
 std::string values_that_can_be_wrong(const Case& line);
 Judgement against_truth(const Evidence&, int shot, std::string_view word, bool gradient);
+// The same of the base shot; what is off, and tells nothing by its values, is told by the contract.
+Judgement base_against_truth(const Evidence&, std::string_view word, bool gradient);
 CheckResult conclude(const std::string& check, Judgement, std::string note = "");
 
 }  // namespace judging

@@ -224,6 +224,53 @@ void count(const Calls& calls, int rank, Volume& v) {
   }
 }
 
+// ---- What has come and waits for an answer, whoever states the calls
+
+// Elements that the other end of a shift has sent: members make their calls in one order.
+int64_t received(const Evidence& e, const LedgerEntry& shift) {
+  if (shift.from < 0) return 0;
+  for (const LedgerEntry& c : e.record(shift.from, 0).ledger)
+    if (c.phase == shift.phase && c.label == shift.label && c.number == shift.number)
+      return c.count;
+  return 0;
+}
+
+std::optional<Finding> judge_unanswered(const Evidence& e, int rank, const Unanswered& due) {
+  int64_t waiting = 0;
+  for (const LedgerEntry& c : e.record(rank, 0).ledger) {
+    if (c.op != Op::shift || c.label != due.label) continue;
+    waiting += c.hop == due.hop ? received(e, c) : c.hop == -due.hop ? -c.count : 0;
+    if (waiting <= due.most) continue;
+    Finding f;
+    f.rank = rank, f.ranks = {rank};
+    f.ratio = std::numeric_limits<double>::infinity();
+    f.message = fmt::format(
+        "expected at most {} elements that came by shifts {:+} over {} and wait for what goes "
+        "back, "
+        "met {} behind {}",
+        due.most, due.hop, due.label, waiting, text(c));
+    f.means = due.means;
+    return f;
+  }
+  return std::nullopt;
+}
+
+// One finding: the first rank's words, with all ranks that hold too much.
+std::optional<Finding> judge_unanswered(const Evidence& e, int64_t& compared) {
+  std::optional<Finding> first;
+  for (int r = 0; e.contract->unanswered && r < e.mesh.world(); ++r) {
+    const auto due = e.contract->unanswered(*e.line, r);
+    if (!due) continue;
+    ++compared;
+    auto found = judge_unanswered(e, r, *due);
+    if (found && first)
+      first->ranks.push_back(r);
+    else if (found)
+      first = std::move(found);
+  }
+  return first;
+}
+
 CheckResult judge(const Evidence& e) {
   if (auto f = judging::incomplete(e, "base")) return judging::conclude("ledger", 0, {*f});
   std::vector<Finding> findings;
@@ -243,6 +290,7 @@ CheckResult judge(const Evidence& e) {
     compared += t.compared;
     if (t.first) findings.push_back(std::move(*t.first));
   }
+  if (auto f = judge_unanswered(e, compared)) findings.push_back(std::move(*f));
   CheckResult result = judging::conclude("ledger", compared, std::move(findings));
   result.exact = true;
   if (result.verdict == Verdict::passed)

@@ -508,12 +508,9 @@ struct LastRoundLeftOut final : MuonStep {
 using controls::Row;
 using controls::twin;
 
-// There is no backward.
 Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check, const char* silent,
        const char* imitates, const char* words, const char* makes_visible) {
-  return {"muon_step",       name, make, check, silent, imitates, words, makes_visible,
-          /*alone=*/false,
-          /*backward=*/false};
+  return {"muon_step", name, make, check, silent, imitates, words, makes_visible};
 }
 
 const Row rows[] = {

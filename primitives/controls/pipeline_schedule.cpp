@@ -115,14 +115,68 @@ struct BackwardOfAnotherChunk final : PipelineSchedule {
   }
 };
 
+template <class Step>
+View stepped(Step& step, int64_t layer) {
+  const View& w = step.w[size_t(layer)];
+  const View updated = step.p.workspace(w.dtype, w.shape);
+  combine(w, step.dw_sum[size_t(layer)], -1, updated);
+  return updated;
+}
+
 // The optimizer steps at each microbatch: a backward meets weights that its forward has not met.
-class BackwardOfUpdatedWeights final : public PipelineSchedule {
+struct BackwardOfUpdatedWeights final : PipelineSchedule {
   View weight(Step& step, int64_t layer, Work work) override {
-    const View& w = step.w[size_t(layer)];
-    if (work == Work::forward) return w;
-    const View updated = step.p.workspace(w.dtype, w.shape);
-    combine(w, step.dw_sum[size_t(layer)], -1, updated);
-    return updated;
+    return work == Work::forward ? step.w[size_t(layer)] : stepped(step, layer);
+  }
+};
+
+// ---- What is made again before a backward
+
+// Knows when it does so.
+class MadeAgain : public PipelineSchedule {
+ protected:
+  bool again_ = false;
+
+ private:
+  void make_again(Step& step, Unit u) override {
+    again_ = true;
+    PipelineSchedule::make_again(step, u);
+    again_ = false;
+  }
+};
+
+// By a forward of weights that this step's gradients have moved already.
+struct MadeAgainOfUpdatedWeights final : MadeAgain {
+  View weight(Step& step, int64_t layer, Work) override {
+    return again_ ? stepped(step, layer) : step.w[size_t(layer)];
+  }
+};
+
+// From what came into the chunk last, which is another microbatch's.
+struct MadeAgainOfLatestInput final : MadeAgain {
+  View activation(Step& step, Unit u, int64_t i) override {
+    if (again_ && i == 0) u.microbatch = newest(step.activations, u, 0);
+    return PipelineSchedule::activation(step, u, i);
+  }
+};
+
+// Each layer is run on what came into the chunk.
+struct MadeAgainOfChunksInput final : MadeAgain {
+  View activation(Step& step, Unit u, int64_t i) override {
+    return PipelineSchedule::activation(step, u, again_ ? 0 : i);
+  }
+};
+
+// Without the setting of the forward, in a type that has fewer bits.
+struct MadeAgainNarrower final : PipelineSchedule {
+  void make_again(Step& step, Unit u) override {
+    PipelineSchedule::make_again(step, u);
+    for (int64_t i = 1; i < step.layers(u.chunk); ++i) {
+      const View made = activation(step, u, i);
+      const View narrow = step.p.workspace(DType::bf16, made.shape);
+      convert(made, narrow);
+      convert(narrow, made);
+    }
   }
 };
 
@@ -317,6 +371,48 @@ struct AllForwardsFirst final : PipelineSchedule {
   }
 };
 
+// One forward more before the first backward. It states its calls, as a kernel with a schedule of
+// its own does: their order is all that is left to say that it holds a microbatch more.
+struct OneMoreAhead final : PipelineSchedule {
+  static Timetable ahead(const Plan& plan) {
+    std::vector<std::vector<Action>> orders;
+    for (int64_t stage = 0; stage < plan.stages; ++stage) {
+      auto order = order_of(plan, stage);
+      const auto backward = std::find_if(order.begin(), order.end(), is_of<Work::backward>),
+                 forward = std::find_if(backward, order.end(), is_of<Work::forward>);
+      if (forward != order.end()) std::rotate(backward, forward, forward + 1);
+      orders.push_back(std::move(order));
+    }
+    return {plan, orders};
+  }
+  template <Work work>
+  static bool is_of(const Action& a) {
+    return a.work == work;
+  }
+  Timetable timetable_of(Rank& rank) const override {
+    return ahead(PipelineSchedule::timetable_of(rank).plan());
+  }
+  // Of a line without dp.
+  static std::vector<Traffic> traffic(const Case& line, int rank) {
+    const Stage stage(line.ranks(Axis::pp), line.mesh().coordinate(rank, Axis::pp),
+                      line.at("virtual"), line.at("layers"), line.at("tokens"),
+                      line.at("micro_batch_size"));
+    const Timetable table =
+        ahead({line.text("schedule"), stage.stages, stage.rounds, stage.microbatches()});
+    std::vector<Traffic> due;
+    for (int64_t tick = 0; tick < table.ticks(); ++tick)
+      for (int hop : {+1, -1}) {
+        if (!table.travels(tick, hop)) continue;
+        const auto action = table.at(tick, stage.own);
+        const bool mine = action && table.hop(*action) == hop;
+        const int64_t rows = mine ? stage.rows_of(action->unit.microbatch) : 0;
+        due.push_back(
+            {Op::shift, Reduce::none, "pp", false, rows * line.at("hidden"), line.dtype(), hop});
+      }
+    return due;
+  }
+};
+
 // Interleaved stages that run ahead as those with one chunk do: by one forward for each stage.
 struct HalfTheLead final : PipelineSchedule {
   Timetable timetable_of(Rank& rank) const override {
@@ -338,12 +434,14 @@ using controls::twin;
 constexpr Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check,
                  const char* silent, const char* imitates, const char* words,
                  const char* makes_visible) {
-  return {"pipeline_schedule", name, make, check, silent, imitates, words, makes_visible, false,
-          /*backward=*/false};
+  return {"pipeline_schedule", name, make, check, silent, imitates, words, makes_visible};
 }
 
 const char* const small = "pp=2 tokens=8 micro_batch_size=2 layers=4";
 const char* const split = "pp=2 schedule=zero_bubble tokens=8 micro_batch_size=2 layers=4";
+const char* const again = "pp=2 recompute=on tokens=8 micro_batch_size=2 layers=6";
+const char* const again_rounded =
+    "pp=2 recompute=on tokens=8 micro_batch_size=2 layers=6 dtype=f32 fill=normal";
 const char* const interleaved =
     "pp=2 schedule=interleaved virtual=2 tokens=8 micro_batch_size=2 layers=4";
 const char* const mean = "pp=3 loss=mean tokens=8 micro_batch_size=2 layers=3";
@@ -376,6 +474,19 @@ const Row rows[] = {
        "ledger,lockstep", "hpcaitech/ColossalAI 4348", interleaved, "2 chunks a stage"),
     of("schedule_backward_of_updated_weights", twin<BackwardOfUpdatedWeights>, "forward",
        "ledger,lockstep", "msr-fiddle/pipedream 22", small, "2 microbatches"),
+
+    of("schedule_made_again_of_updated_weights", twin<MadeAgainOfUpdatedWeights>, "forward",
+       "ledger,lockstep",
+       "an optimizer that steps at each microbatch, before its layers are run again", again,
+       "a chunk of 2 layers, 2 microbatches"),
+    of("schedule_made_again_of_latest_input", twin<MadeAgainOfLatestInput>, "forward",
+       "ledger,lockstep", "a checkpoint that keeps one input for all microbatches", again,
+       "2 microbatches in flight on a stage that has a chunk of 2 layers and is not the first"),
+    of("schedule_made_again_of_chunks_input", twin<MadeAgainOfChunksInput>, "forward",
+       "ledger,lockstep", "NVIDIA/Megatron-LM 290", again, "a chunk of 3 layers"),
+    of("schedule_made_again_narrower", twin<MadeAgainNarrower>, "forward", "ledger,lockstep",
+       "NVIDIA/Megatron-LM 7538, NVIDIA/TransformerEngine 787", again_rounded,
+       "a chunk of 2 layers, storage wider than bf16"),
 
     of("schedule_deferred_dropped", twin<DeferredDropped>, "forward", "ledger,lockstep",
        "sail-sg/zero-bubble-pipeline-parallelism 56", split,
@@ -429,6 +540,14 @@ const Row rows[] = {
 
 }  // namespace
 
-void controls_pipeline_schedule(Registry& registry) { controls::add(registry, rows); }
+void controls_pipeline_schedule(Registry& registry) {
+  controls::add(registry, rows);
+  Control ahead = controls::control_of(
+      of("schedule_one_more_ahead", twin<OneMoreAhead>, "ledger", "forward,lockstep",
+         "a warm-up of as many forwards as there are stages behind, and one", small,
+         "2 microbatches, a kernel that states its calls"));
+  ahead.declared.traffic = OneMoreAhead::traffic;
+  registry.add(std::move(ahead));
+}
 
 }  // namespace shardproof

@@ -200,9 +200,9 @@ const Row rows[] = {
      "kv_heads < tp; sp=on leaves the replicas silent"},
 
     {"replicated_clip", "norm_counts_duplicates", twin<CountsDuplicates>, "forward", "",
-     "NVIDIA/Megatron-LM 5916", "tp=2", "one gradient replicated, one sharded", true, false},
+     "NVIDIA/Megatron-LM 5916", "tp=2", "one gradient replicated, one sharded", true},
     {"replicated_clip", "norm_counts_first_shard_only", twin<CountsFirstShardOnly>, "forward", "",
-     "NVIDIA/Megatron-LM 7452 (8)", "tp=2", "one gradient replicated, one sharded", true, false},
+     "NVIDIA/Megatron-LM 7452 (8)", "tp=2", "one gradient replicated, one sharded", true},
 
     {"replicated_step", "gradient_reduced_after_step", twin<ReducedAfterStep>, "forward,replica",
      "ledger,gradient", "an optimizer hook that runs before the gradients' hook", "tp=4",

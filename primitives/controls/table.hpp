@@ -11,7 +11,7 @@ struct Row {
   const char *contract, *name;
   std::unique_ptr<Kernel> (*make)();
   const char *check, *silent, *imitates, *words, *makes_visible;
-  bool alone = false, backward = true;
+  bool alone = false;
 };
 
 template <class Twin>

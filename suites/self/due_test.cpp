@@ -160,6 +160,27 @@ TEST(Due, WithoutABackwardItsChecksAreNotDue) {
       << p.not_due[0];
 }
 
+// A contract that has none says it for its subjects; one that says otherwise is refused.
+TEST(Due, ABackwardIsTheContractsWord) {
+  const Registry unsaid = with(named("mine", "pipeline_schedule"));
+  EXPECT_FALSE(unsaid.subject("pipeline_schedule", "mine").declared.backward);
+  EXPECT_TRUE(with(named("mine", "linear_row")).subject("linear_row", "mine").declared.backward);
+  Declared d;
+  d.backward = false;
+  EXPECT_EQ(refused(smoke(), with(named("mine", "pipeline_schedule", d))), "");
+  d.backward = true;
+  const std::string why = refused(smoke(), with(named("mine", "pipeline_schedule", d)));
+  EXPECT_NE(why.find("expected no backward, as pipeline_schedule has none"), std::string::npos)
+      << why;
+  // Whoever comes first.
+  Registry late;
+  late.add(named("mine", "one_call"));
+  Contract c;
+  c.name = "one_call", c.family = "none";
+  late.add(c);
+  EXPECT_FALSE(late.subject("one_call", "mine").declared.backward);
+}
+
 TEST(Due, NothingLeftIsNoSelection) {
   Declared f64_only;
   f64_only.storage = {DType::f64};

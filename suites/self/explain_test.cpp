@@ -55,6 +55,35 @@ TEST(Explain, LocalMultipliesAndSmallOnes) {
   EXPECT_TRUE(holds(thin, "N=16 K=512")) << thin;
 }
 
+// Microbatches of 2, 2 and 1 rows on two stages; chunks are said where a stage has several.
+TEST(Explain, ShowsWhoWorksOnWhatAndWhen) {
+  const std::string text = explained("pipeline_schedule pp=2 tokens=5 micro_batch_size=2"),
+                    two = explained(
+                        "pipeline_schedule pp=2 tokens=2 micro_batch_size=2 "
+                        "schedule=zbv virtual=2 layers=4");
+  for (const char* part :
+       {"8 ticks, 4 of 16 places in them idle (-)\n", "\n tick 0 1 2 3 4 5 6 7\n",
+        "\n pp=0 F0 F1 - B0 F2 B1 - B2\n", "\n pp=1 - F0 B0 F1 B1 F2 B2 -\n"})
+    EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
+  EXPECT_TRUE(holds(two, "\n pp=0 F0.0 - - F0.3 B0.3 W0.3 - - B0.0 W0.0\n")) << two;
+  EXPECT_FALSE(holds(explained("pipeline_stages pp=2"), "timetable"));
+  // Of many ticks as many as fit side by side, of very many none.
+  const std::string wide = explained("pipeline_schedule pp=2 tokens=40 micro_batch_size=1"),
+                    huge = explained("pipeline_schedule pp=8 tokens=600 micro_batch_size=1");
+  EXPECT_TRUE(holds(wide, "\n tick 0 1 2 ") && holds(wide, "\n tick 22 23 ")) << wide;
+  EXPECT_TRUE(holds(huge, "more than 4096 places: ")) << huge;
+  EXPECT_FALSE(holds(huge, "\n tick ")) << huge;
+}
+
+// One call is all that there is of such a contract: said in the second line.
+TEST(Explain, SaysEarlyThatThereIsNoBackward) {
+  const std::string text = explained("pipeline_schedule pp=2 dp=2");
+  EXPECT_TRUE(holds(text, "(no backward: every result is one of the forward)\nworld")) << text;
+  EXPECT_TRUE(holds(text, "\nowed nothing: there is no backward")) << text;
+  EXPECT_FALSE(holds(text, "by the layer in its backward")) << text;
+  EXPECT_FALSE(holds(explained("linear_row tp=2"), "no backward")) << text;
+}
+
 // 13 rows of 7 + 1 elements over 2 ranks are 7 a rank: 112 elements are reduced, by the backward
 // that ends a step alone where it says so.
 TEST(Explain, SaysWhatAStepMakesOnce) {

@@ -149,11 +149,54 @@ Lines ticks(const Plan& plan) {
   return lines;
 }
 
-TEST(Ticks, OfOneForwardOneBackward) {
-  EXPECT_EQ(ticks({"1f1b", 3, 1, 4}),
-            (Lines{"F0 F1 F2 - - B0 F3 B1 - B2 - B3", "- F0 F1 - B0 F2 B1 F3 B2 - B3 -",
-                   "- - F0 B0 F1 B1 F2 B2 F3 B3 - -"}));
-  EXPECT_EQ(ticks({"1f1b", 3, 1, 1}), (Lines{"F0 - - - - B0", "- F0 - - B0 -", "- - F0 B0 - -"}));
+// What the contract says, and holds calls to; it has a text of its own.
+Lines ticks_of_contract(const Plan& plan) {
+  const Case line =
+      line_of("micro_batch_size=1 layers=8 tokens=" + std::to_string(plan.microbatches) +
+              " pp=" + std::to_string(plan.stages) + " virtual=" + std::to_string(plan.rounds) +
+              " schedule=" + plan.schedule);
+  Lines lines;
+  for (const auto& work : contract().timetable(line).work) {
+    std::string words;
+    for (const std::string& what : work)
+      words += (words.empty() ? "" : " ") + (what.empty() ? "-" : what);
+    lines.push_back(words);
+  }
+  return lines;
+}
+
+struct Grid {
+  Plan plan;
+  Lines lines;
+};
+
+// Made by hand from the orders of the papers above, a tick for each F, B and W. In the last one a W
+// that comes first keeps the stage before waiting, and at the turn nobody waits. W fills what is
+// idle with 1F1B: of 3 stages each waits 4 ticks there and 2 with W.
+const Grid grids[] = {
+    {{"1f1b", 3, 1, 1}, {"F0 - - - - B0", "- F0 - - B0 -", "- - F0 B0 - -"}},
+    {{"1f1b", 3, 1, 4},
+     {"F0 F1 F2 - - B0 F3 B1 - B2 - B3", "- F0 F1 - B0 F2 B1 F3 B2 - B3 -",
+      "- - F0 B0 F1 B1 F2 B2 F3 B3 - -"}},
+    {{"gpipe", 2, 1, 3}, {"F0 F1 F2 - - B0 B1 B2", "- F0 F1 F2 B0 B1 B2 -"}},
+    {{"interleaved", 2, 2, 4},
+     {"F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0 - B2.2 - B3.2 B2.0 B3.0",
+      "- F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1 -"}},
+    {{"zero_bubble", 2, 1, 3}, {"F0 F1 - B0 W0 F2 B1 W1 B2 W2", "- F0 B0 F1 B1 W0 F2 B2 W1 W2"}},
+    {{"zero_bubble", 3, 1, 4},
+     {"F0 F1 F2 - - B0 W0 F3 B1 W1 B2 W2 B3 W3", "- F0 F1 - B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+      "- - F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3"}},
+    {{"zbv", 2, 2, 1},
+     {"F0.0 - - F0.3 B0.3 W0.3 - - B0.0 W0.0", "- F0.1 F0.2 - - B0.2 W0.2 B0.1 W0.1 -"}},
+};
+
+TEST(Ticks, AreThoseOfThePapers) {
+  for (const Grid& grid : grids) EXPECT_EQ(ticks(grid.plan), grid.lines) << grid.plan.schedule;
+}
+
+TEST(ScheduleContract, TicksAreThoseOfThePapers) {
+  for (const Grid& grid : grids)
+    EXPECT_EQ(ticks_of_contract(grid.plan), grid.lines) << grid.plan.schedule;
 }
 
 // F m on stage s at s + m while it fills, then at s + 2 m; B m at 2 p - 1 - s + 2 m: 2 (M + p - 1)
@@ -172,19 +215,6 @@ TEST(Ticks, OfOneForwardOneBackwardHaveAClosedForm) {
           EXPECT_EQ(text(*b, false), "B" + std::to_string(i));
         }
     }
-}
-
-// W fills what is idle with 1F1B: a stage of two waits two ticks in all.
-// ticks.
-TEST(Ticks, OfZeroBubble) {
-  EXPECT_EQ(ticks({"zero_bubble", 2, 1, 3}),
-            (Lines{"F0 F1 - B0 W0 F2 B1 W1 B2 W2", "- F0 B0 F1 B1 W0 F2 B2 W1 W2"}));
-}
-
-// At the turn nobody waits; a W that comes first keeps the stage before waiting.
-TEST(Ticks, OfThereAndBack) {
-  EXPECT_EQ(ticks({"zbv", 2, 2, 1}), (Lines{"F0.0 - - F0.3 B0.3 W0.3 - - B0.0 W0.0",
-                                            "- F0.1 F0.2 - - B0.2 W0.2 B0.1 W0.1 -"}));
 }
 
 TEST(Ticks, EveryStageDoesEachOfItsWorkOnce) {
@@ -254,6 +284,54 @@ TEST(ScheduleTraffic, TurnsAtTheLastStage) {
                                     "shift pp 0 f64 -1"}));
   EXPECT_EQ(calls(words, 1), (Lines{"shift pp 0 f64 +1", "shift pp 6 f64 -1", "shift pp 0 f64 +1",
                                     "shift pp 6 f64 -1"}));
+}
+
+// One that has arrived, and those between it and its backward, of p - s stages; 3 elements each.
+TEST(ScheduleTraffic, SaysWhatMayBeInFlight) {
+  const auto most = [](const std::string& words, int rank, const char* ranks = "pp=4 tokens=8") {
+    const auto due = contract().unanswered(
+        line_of(std::string(ranks) + " hidden=3 layers=8 micro_batch_size=1 " + words), rank);
+    return due ? due->most : -1;
+  };
+  for (int stage : {1, 2, 3}) {
+    EXPECT_EQ(most("schedule=1f1b", stage), 3 * (4 - stage + 1));
+    EXPECT_EQ(most("schedule=zero_bubble", stage), 3 * (4 - stage + 1));
+    EXPECT_EQ(most("schedule=gpipe", stage), 3 * 8);
+    EXPECT_EQ(most("schedule=1f1b", stage, "pp=4 tokens=2"), 3 * 2);
+  }
+  EXPECT_EQ(most("schedule=1f1b", 0), 0);  // nothing comes from the last stage
+  // Stage 1 runs 2 (4 - 1 - 1) + 4 forwards ahead, and one more precedes its first backward.
+  EXPECT_EQ(most("schedule=interleaved virtual=2", 2), 3 * 9);
+  EXPECT_EQ(most("schedule=zbv virtual=2", 1), -1);
+  EXPECT_EQ(most("", 0, "pp=1 tokens=8"), -1);
+}
+
+// ---- What a failure means
+
+TEST(ScheduleContract, TellsWhichWayWentWrong) {
+  std::string asked;
+  const auto means = [&](const Lines& off, const std::string& words = "", bool passes = false) {
+    asked.clear();
+    return contract().meaning(line_of(words), {off, [&](auto& key, auto& value) {
+                                                 asked = key + "=" + value;
+                                                 return passes;
+                                               }});
+  };
+  const auto begins = [](const std::string& text, const char* head) {
+    return text.starts_with(head) ? "" : text;
+  };
+  EXPECT_EQ(begins(means({"y", "dx", "dw0", "db0"}), "an activation of another"), "");
+  EXPECT_EQ(begins(means({"dx", "dw0"}), "y is right: a cotangent of another"), "");
+  EXPECT_EQ(begins(means({"dw0", "dw3"}), "y, dx and the gradients of biases are right"), "");
+  EXPECT_EQ(begins(means({"dw0", "db3"}), "y and dx are right: of the sum over micro"), "");
+  // A narrower sum is asked after where there is one, and the line does not say it.
+  EXPECT_EQ(asked, "");
+  EXPECT_NE(means({"dw0"}, "dtype=bf16 fill=normal", true).find("a line with local_grad=bf16"),
+            std::string::npos);
+  EXPECT_EQ(asked, "local_grad=bf16");
+  EXPECT_EQ(begins(means({"dw0"}, "dtype=bf16 fill=normal"), "y, dx and the gradients of b"), "");
+  means({"dw0"}, "dtype=bf16 fill=normal local_grad=bf16");
+  EXPECT_EQ(asked, "");
 }
 
 // ---- Refusals, operands and ranges
@@ -382,6 +460,35 @@ TEST(ScheduleTwins, DoWhatTheirNamesSay) {
   EXPECT_EQ(run_four("loss=mean", "schedule_divided_by_stages")["dw0"], (Doubles{4321 / 2.0}));
   // w1 is 1, then 1 - 1, 1 - 21 and 1 - 321.
   EXPECT_EQ(run_four("", "schedule_backward_of_updated_weights")["dx"][1], 0);
+  // Three layers on each stage, of weights 2, 3, 5 and 1, 1, 1: the second stage is given 30 x and
+  // hands it on, and its second microbatch arrives before the backward of the first one.
+  const auto again = [](const std::string& control) {
+    return run("pp=2 layers=6 hidden=1 tokens=4 micro_batch_size=1 recompute=on",
+               {{1, 2, 3, 4},
+                {2},
+                {0},
+                {3},
+                {0},
+                {5},
+                {0},
+                {1},
+                {0},
+                {1},
+                {0},
+                {1},
+                {0},
+                {1, 10, 100, 1000}},
+               control);
+  };
+  const Ran right = again(""), of_latest = again("schedule_made_again_of_latest_input"),
+            of_chunks = again("schedule_made_again_of_chunks_input");
+  EXPECT_EQ(right["dw4"], (Doubles{30 * 4321}));
+  EXPECT_EQ(right["dw2"], (Doubles{6 * 4321}));
+  EXPECT_EQ(of_latest["dw3"], (Doubles{30 * 4321}));
+  EXPECT_EQ(of_latest["dw4"], (Doubles{30 * (2 * 1 + 20 + 300 + 4000)}));
+  EXPECT_EQ(of_latest["dw2"], (Doubles{6 * 4321}));
+  EXPECT_EQ(of_chunks["dw1"], (Doubles{5 * 2 * 4321}));
+  EXPECT_EQ(of_chunks["dw2"], (Doubles{3 * 4321}));
   // 3 microbatches are missing of 4 stages' where there is 1.
   EXPECT_EQ(run("pp=2 layers=2 hidden=1 tokens=1 micro_batch_size=1",
                 {{5}, {1}, {0}, {1}, {0}, {7}}, "schedule_bubbles_counted")["dw0"],
