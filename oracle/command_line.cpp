@@ -364,10 +364,7 @@ int shrink(const Words& words, const Registry& registry, int argc, char** argv) 
 // ---- list and explain
 
 int list(const Words& words, const Registry& registry) {
-  if (words.plain.size() > 1)
-    throw BadInput(fmt::format("list: expected at most one PATTERN, met {} ({})",
-                               words.plain.size(), joined(words.plain, " ")));
-  std::string pattern = words.plain.empty() ? "" : words.plain[0];
+  const std::string pattern = joined(words.plain, " ");
   say(words.flags.contains("--table") ? list_table(registry, pattern)
                                       : list_text(registry, pattern));
   return exit_passed;

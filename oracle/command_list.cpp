@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "oracle/abilities.hpp"
 #include "oracle/check.hpp"
@@ -15,21 +16,71 @@
 #include "oracle/drift.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/printable.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
 
 namespace {
 
-// Whatever the case: FP8 and fp8 are one word.
-bool holds(const std::string& name, const std::string& pattern) {
-  const auto alike = [](unsigned char a, unsigned char b) {
-    return std::tolower(a) == std::tolower(b);
-  };
-  return std::search(name.begin(), name.end(), pattern.begin(), pattern.end(), alike) !=
-             name.end() ||
-         pattern.empty();
+bool same_letter(char a, char b) {
+  return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
 }
+
+// Whatever the case: FP8 and fp8 are one word.
+bool holds(const std::string& name, const std::string& word) {
+  return std::search(name.begin(), name.end(), word.begin(), word.end(), same_letter) != name.end();
+}
+
+// What begins a word of a sentence: `ring` is no part of `during`.
+bool says(const std::string& sentence, const std::string& word) {
+  auto at = sentence.begin();
+  while (true) {
+    at = std::search(at, sentence.end(), word.begin(), word.end(), same_letter);
+    if (at == sentence.end()) return false;
+    if (at == sentence.begin() || !std::isalnum(static_cast<unsigned char>(*(at - 1)))) return true;
+    ++at;
+  }
+}
+
+// What can be named, as a pattern is looked for in it: parts of names, words of what they say.
+struct Listed {
+  std::vector<std::string> names, sentences;
+  bool has(const std::string& word) const {
+    const auto named = [&](const std::string& name) { return holds(name, word); };
+    const auto said = [&](const std::string& sentence) { return says(sentence, word); };
+    return std::any_of(names.begin(), names.end(), named) ||
+           std::any_of(sentences.begin(), sentences.end(), said);
+  }
+  void add(const Listed& other) {
+    names.insert(names.end(), other.names.begin(), other.names.end());
+    sentences.insert(sentences.end(), other.sentences.begin(), other.sentences.end());
+  }
+};
+
+// The words of a pattern, each of which an entry has to have.
+class Asked {
+ public:
+  explicit Asked(const std::string& text) : text_(text) {
+    std::istringstream all(text);
+    for (std::string word; all >> word;) words_.push_back(word);
+  }
+  bool is(const char* text) const { return text_ == text; }
+  bool empty() const { return words_.empty(); }
+  bool selects(const Listed& e) const {
+    return std::all_of(words_.begin(), words_.end(), [&](auto& word) { return e.has(word); });
+  }
+  // One of several words: of the parts of an entry that is selected.
+  bool touches(const Listed& e) const {
+    return std::any_of(words_.begin(), words_.end(), [&](auto& word) { return e.has(word); });
+  }
+  const std::string& text() const { return text_; }
+  const std::vector<std::string>& words() const { return words_; }
+
+ private:
+  std::string text_;
+  std::vector<std::string> words_;
+};
 
 // A section is its title and its entries; without an entry it is not printed.
 std::string section(const char* title, const std::string& entries) {
@@ -46,11 +97,21 @@ std::string key_row(const Key& key, const std::string& fallback) {
   return fmt::format("    {:<44} {}\n", key_text(key, fallback), key.help);
 }
 
+Listed listed_as(const Key& key) {
+  Listed e{{key.name}, {key.help}};
+  e.names.insert(e.names.end(), key.choices.begin(), key.choices.end());
+  return e;
+}
+
+Listed listed_as(const Control& c) { return {{c.name}, {c.imitates}}; }
+
 // Defaults as the bare line has them: some follow from its other keys.
-std::string own_keys(const Contract& c, const Registry& registry) {
+template <class Shown>
+std::string own_keys(const Contract& c, const Registry& registry, Shown shown) {
   Case bare = parse(c.name, registry);
   std::string text;
-  for (const Key& key : c.keys) text += key_row(key, bare.text(key.name));
+  for (const Key& key : c.keys)
+    if (shown(listed_as(key))) text += key_row(key, bare.text(key.name));
   return text;
 }
 
@@ -61,46 +122,60 @@ std::string subjects_text(const Registry& registry, const std::string& contract)
   return names.empty() ? "none" : joined(names, " ");
 }
 
-std::string controls_text(const Registry& registry, const std::string& contract) {
+template <class Shown>
+std::string controls_text(const Registry& registry, const std::string& contract, Shown shown) {
   std::string text;
   for (const Control& c : registry.controls())
-    if (c.contract == contract)
+    if (c.contract == contract && shown(listed_as(c)))
       text += fmt::format("    control={:<36} {}: {}\n", c.name, c.check, c.imitates);
   return text;
 }
 
+bool any_listed(const Listed&) { return true; }
+
 // `list controls`: all of them, without the keys of their contracts.
-std::string all_controls(const Registry& registry, const std::string& pattern) {
+std::string all_controls(const Registry& registry, const Asked& pattern) {
   std::string text;
+  if (!pattern.is("controls")) return text;
   for (const Contract& c : registry.contracts())
-    if (const std::string own = controls_text(registry, c.name);
-        pattern == "controls" && !own.empty())
+    if (const std::string own = controls_text(registry, c.name, any_listed); !own.empty())
       text += fmt::format("  {}\n{}", c.name, own);
   return text;
 }
 
-std::string faults_of_training(const std::string& pattern) {
-  const bool all = pattern.empty() || pattern == "controls" || pattern == "drift";
+std::string faults_of_training(const Asked& pattern) {
+  const bool all = pattern.is("controls") || pattern.is("drift");
   std::string text;
   for (const auto& [name, does] : drift_faults())
-    if (all || holds(name, pattern)) text += fmt::format("  {:<28} {}\n", name, does);
+    if (all || pattern.selects({{name}, {does}})) text += fmt::format("  {:<28} {}\n", name, does);
   return text;
 }
 
-bool named(const Registry& registry, const Contract& c, const std::string& pattern) {
-  auto of_contract = [&](const auto& all) {
-    return std::any_of(all.begin(), all.end(), [&](const auto& one) {
-      return one.contract == c.name && !one.name.empty() && holds(one.name, pattern);
-    });
+// By its own name and words and by those of its kernels and twins.
+Listed listed_as(const Registry& registry, const Contract& c) {
+  Listed e{{c.name, c.family}, {c.summary}};
+  const auto add = [&](const auto& all) {
+    for (const auto& one : all)
+      if (one.contract == c.name && !one.name.empty()) e.names.push_back(one.name);
   };
-  return holds(c.name, pattern) || holds(c.family, pattern) || holds(c.summary, pattern) ||
-         of_contract(registry.subjects()) || of_contract(registry.controls());
+  add(registry.subjects());
+  add(registry.controls());
+  return e;
 }
 
-std::string families(const Registry& registry, const std::string& pattern) {
+// And by its keys, their values, and what is said of keys and twins.
+Listed parts_of(const Registry& registry, const Contract& c) {
+  Listed e;
+  for (const Key& key : c.keys) e.add(listed_as(key));
+  for (const Control& control : registry.controls())
+    if (control.contract == c.name) e.add(listed_as(control));
+  return e;
+}
+
+std::string families(const Registry& registry, const Asked& pattern) {
   std::string text;
   for (const std::string& family : registry.families()) {
-    if (!holds(family, pattern)) continue;
+    if (!pattern.selects({{family}, {}})) continue;
     const auto& all = registry.contracts();
     auto count =
         std::count_if(all.begin(), all.end(), [&](const auto& c) { return c.family == family; });
@@ -109,48 +184,56 @@ std::string families(const Registry& registry, const std::string& pattern) {
   return text;
 }
 
-std::string contracts(const Registry& registry, const std::string& pattern) {
+// Whole where its names have what is asked, else those of its keys and twins that do.
+std::string contracts(const Registry& registry, const Asked& pattern) {
   std::string text;
   for (const Contract& c : registry.contracts()) {
-    if (!named(registry, c, pattern)) continue;
-    text += fmt::format("  {}\n    {}{}\n", c.name, c.summary, c.linear ? " (linear)" : "");
+    Listed entry = listed_as(registry, c);
+    const bool whole = pattern.selects(entry);
+    entry.add(parts_of(registry, c));
+    if (!pattern.selects(entry)) continue;
+    text += fmt::format("  {}\n    {}{}{}\n", c.name, c.summary, c.linear ? " (linear)" : "",
+                        c.backward ? "" : " (no backward)");
     text += fmt::format("    subjects: {}\n", subjects_text(registry, c.name));
-    text += own_keys(c, registry) + controls_text(registry, c.name);
+    const auto shown = [&](const Listed& part) { return whole || pattern.touches(part); };
+    text += own_keys(c, registry, shown) + controls_text(registry, c.name, shown);
+    if (!whole) text += fmt::format("    (more: list {})\n", c.name);
   }
   return text;
 }
 
 // The keys that every contract takes, as a linear one has them (fill=integers; else normal).
-std::string common_keys(const std::string& pattern) {
+std::string common_keys(const Asked& pattern) {
   Contract none;
   none.linear = true;
   std::string text;
   for (const Key& key : keys_of(none))
-    if (holds(key.name, pattern)) text += key_row(key, key.fallback);
+    if (pattern.selects(listed_as(key))) text += key_row(key, key.fallback);
   return text;
 }
 
-std::string checks(const std::string& pattern) {
+std::string checks(const Asked& pattern) {
   std::string text;
   for (const Check& c : all_checks())
-    if (holds(c.name, pattern)) text += fmt::format("  {} {:<16} {}\n", c.letter, c.name, c.asks);
+    if (pattern.selects({{c.name}, {c.asks}}))
+      text += fmt::format("  {} {:<16} {}\n", c.letter, c.name, c.asks);
   return text;
 }
 
-std::string operators(const std::string& pattern) {
+std::string operators(const Asked& pattern) {
   std::string text;
   for (const FaultOperator& o : fault_operators()) {
-    if (!holds(o.name, pattern)) continue;
+    if (!pattern.selects({{o.name}, {o.does}})) continue;
     text += fmt::format("  {:<22} {:<8} {}\n", o.name, o.call ? "call" : "payload", o.does);
   }
   return text;
 }
 
-std::string lanes(const std::string& pattern) {
+std::string lanes(const Asked& pattern) {
   std::string text;
-  const bool devices = holds("staged", pattern) || holds("nccl", pattern);
+  const bool devices = pattern.selects({{"staged"}, {}}) || pattern.selects({{"nccl"}, {}});
   for (const Ability& a : devices ? abilities() : abilities_unasked())
-    if (holds(a.name, pattern))
+    if (pattern.selects({{a.name}, {}}))
       text += fmt::format("  {:<18} {}\n", a.name,
                           a.available ? "can run here" : "cannot run here: " + a.reason);
   return text;
@@ -158,7 +241,13 @@ std::string lanes(const std::string& pattern) {
 
 std::vector<std::string> all_names(const Registry& registry) {
   std::vector<std::string> names = registry.families();
-  for (const auto& c : registry.contracts()) names.push_back(c.name);
+  for (const auto& c : registry.contracts()) {
+    names.push_back(c.name);
+    for (const Key& key : c.keys) {
+      names.push_back(key.name);
+      names.insert(names.end(), key.choices.begin(), key.choices.end());
+    }
+  }
   for (const auto& s : registry.subjects()) names.push_back(s.name);
   for (const auto& c : registry.controls()) names.push_back(c.name);
   for (const auto& c : all_checks()) names.push_back(c.name);
@@ -168,11 +257,13 @@ std::vector<std::string> all_names(const Registry& registry) {
   return names;
 }
 
-[[noreturn]] void nothing_named(const Registry& registry, const std::string& pattern) {
-  throw BadInput(
-      fmt::format("pattern '{}': expected part of a name that `list` shows, or of what a "
-                  "contract says of itself, met one that selects nothing{}",
-                  pattern, did_you_mean(pattern, all_names(registry))));
+[[noreturn]] void nothing_named(const Registry& registry, const Asked& pattern) {
+  throw BadInput(fmt::format(
+      "pattern {}: expected {} of the name of one thing that `list` shows, or of what it says of "
+      "itself, its keys or their values, met {}{}",
+      telling::in_quotes(pattern.text()), pattern.words().size() > 1 ? "words each" : "a part",
+      pattern.words().size() > 1 ? "words that nothing has together" : "one that selects nothing",
+      did_you_mean(pattern.text(), all_names(registry))));
 }
 
 // The rank counts of a row's cases, beside which a cell says only what differs. The lines that
@@ -205,7 +296,8 @@ std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Co
 
 }  // namespace
 
-std::string list_text(const Registry& registry, const std::string& pattern) {
+std::string list_text(const Registry& registry, const std::string& words) {
+  const Asked pattern(words);
   std::string text =
       section("families", families(registry, pattern)) +
       section("contracts", contracts(registry, pattern)) +
@@ -220,7 +312,8 @@ std::string list_text(const Registry& registry, const std::string& pattern) {
   return text;
 }
 
-std::string list_table(const Registry& registry, const std::string& pattern) {
+std::string list_table(const Registry& registry, const std::string& words) {
+  const Asked pattern(words);
   // Contracts of a family that are asked the same on the same ranks share a row.
   struct Row {
     std::string family, names;
@@ -229,7 +322,7 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
   std::vector<Row> rows;
   std::set<std::string> asked;  // a check that no row is asked has no column
   for (const Contract& c : registry.contracts()) {
-    if (!holds(c.name, pattern) && !holds(c.family, pattern)) continue;
+    if (!pattern.selects({{c.name, c.family}, {}})) continue;
     auto ranks = asked_on(registry, c);
     for (const auto& [check, counts] : ranks) asked.insert(check);
     const auto alike = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
@@ -244,9 +337,9 @@ std::string list_table(const Registry& registry, const std::string& pattern) {
     std::vector<std::string> names = registry.families();
     for (const Contract& c : registry.contracts()) names.push_back(c.name);
     throw BadInput(
-        fmt::format("pattern '{}': expected part of the name of a family or a contract, whose rows "
+        fmt::format("pattern {}: expected part of the name of a family or a contract, whose rows "
                     "--table shows, met one that selects none{}",
-                    pattern, did_you_mean(pattern, names)));
+                    telling::in_quotes(words), did_you_mean(words, names)));
   }
   std::vector<std::string> columns;
   for (const Check& check : all_checks())

@@ -128,7 +128,8 @@ const std::vector<CommandName>& all_commands() {
        gate_options()},
       {"run", "LINE", "judge one case line, quoted or not", line_help, run_options()},
       {"list", "PATTERN", "everything that can be named",
-       "part of a name or of a contract's words: fp8, ring, controls; none: everything",
+       "parts of names, of values and of what is said of them, all of which hold: fp8, zbv, zero "
+       "bubble, controls; none: everything",
        list_options()},
       {"explain", "LINE", "what a line would do, without running it",
        "a contract, then key=value in any order (list CONTRACT shows the keys), and nodes=N: its "

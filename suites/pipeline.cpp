@@ -168,7 +168,8 @@ std::vector<Key> keys_of_layers(const char* layers_by_default) {
           extent("layers", layers_by_default, 1, "linears, each [hidden,hidden] with a bias", 64),
           extent("micro_batch_size", "7", 1,
                  "own tokens of a microbatch; the last one has what is left"),
-          extent("virtual", "1", 1, "chunks of layers a stage, interleaved where above 1", 16)};
+          extent("virtual", "1", 1,
+                 "chunks of layers a stage (vpp, virtual stages), interleaved where above 1", 16)};
 }
 
 }  // namespace pipelines

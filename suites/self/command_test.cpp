@@ -276,7 +276,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", c, "--transport", "mpi"}, {"--transport", "transport="}},
       {{"run", c, "--in-process"}, {"--in-process", "transport=threads"}},
       {{"list", "no_such_thing"}, {"'no_such_thing'"}},
-      {{"list", "a", "b"}, {"at most one"}},
+      {{"list", "zero", "no_such_thing"},
+       {"'zero no_such_thing'", "words that nothing has together"}},
       {{"list", "--table", "mask"}, {"'mask'", "a family or a contract", "selects none\n"}},
       {{"explain"}, {"empty line"}},
       {{"explain", c, "tp=4", "nodes=3"}, {"'nodes'", "divisor", "4 ranks"}},
@@ -587,6 +588,28 @@ TEST_F(Command, ListFindsContractsByWhatTheySay) {
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_TRUE(holds(ended.out, "quantised_linear"));
   EXPECT_FALSE(holds(ended.out, "scan_context"));
+}
+
+// By the value of a key, by a description, by several words that hold together.
+TEST_F(Command, ListFindsValuesAndDescriptions) {
+  for (const Words& words : {Words{"zbv"}, Words{"zero_bubble"}, Words{"zero", "bubble"},
+                             Words{"vpp"}, Words{"VPP", "zero"}, Words{"144530"}}) {
+    Words call_words{"list"};
+    call_words.insert(call_words.end(), words.begin(), words.end());
+    const Ended ended = call(call_words);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_TRUE(holds(ended.out, "  pipeline_schedule\n")) << words[0];
+    EXPECT_FALSE(holds(ended.out, "linear_row")) << words[0];
+  }
+  // What is no name shows the rows that say it.
+  const Ended value = call({"list", "zbv"});
+  EXPECT_TRUE(holds(value.out, "    schedule=1f1b (gpipe|1f1b|interleaved|zero_bubble|zbv)"));
+  EXPECT_TRUE(holds(value.out, "    (more: list pipeline_schedule)\n")) << value.out;
+  EXPECT_FALSE(holds(value.out, "hidden=")) << value.out;
+  EXPECT_FALSE(holds(value.out, "control=")) << value.out;
+  // Within a word of a sentence nothing is found.
+  EXPECT_EQ(call({"list", "turns"}).code, 0);
+  EXPECT_EQ(call({"list", "urns"}).code, 2);
 }
 
 TEST_F(Command, ExplainFoldsProductsOfIterations) {
