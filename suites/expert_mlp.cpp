@@ -228,7 +228,7 @@ std::vector<std::string> cases(const std::string& tier) {
         "expert_mlp tp=2 ep=2 strides=transposed capacity=3",
         "expert_mlp tp=2 dp=2 sp=on dtype=bf16 grad=f32 microbatches=2"}});
   if (tier != "nightly") return ci;
-  return together({ci, crossed(crossed(meshes, {"route=skewed topk=4", "route=one topk=3",
+  return together({ci, crossed(crossed(meshes, {"route=skewed topk=3", "route=one topk=3",
                                                 "tokens=96 hidden=33 ffn=48"}),
                                {"dtype=f32", "dtype=f16", "activation=gelu seed=3",
                                 "strides=transposed activation=silu"})});

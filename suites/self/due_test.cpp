@@ -125,6 +125,17 @@ TEST(Due, StridesAndWordsThatAreNotDeclared) {
   }));
 }
 
+// One that is refused is a check that was never judged: no gate of that tier passes.
+TEST(Due, EveryLineOfATierIsTakenByItsContract) {
+  const Registry r = all_families();
+  for (const Contract& c : r.contracts())
+    for (const char* tier : {"smoke", "ci", "nightly"})
+      for (const std::string& text : c.cases(tier)) {
+        const auto refused = c.precondition ? c.precondition(parse(text, r)) : std::nullopt;
+        EXPECT_FALSE(refused) << tier << ": " << text << ": " << refused->what();
+      }
+}
+
 // A check that is asked of other lines of the contract is not left out of one unsaid.
 TEST(Due, ChecksThatALineIsNotAskedHaveTheirReason) {
   const Registry r = all_families();
