@@ -11,9 +11,11 @@
 #include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <span>
 
+#include "oracle/clock.hpp"
 #include "oracle/comm/door.hpp"
 #include "oracle/comm/rank_loop.hpp"
 #include "oracle/fields.hpp"
@@ -109,6 +111,7 @@ struct Running {
   pid_t pid = -1;
   int fd = -1;
   ResultSink* results = nullptr;
+  bool cut_short = false;
 };
 
 [[noreturn]] void run_part(const Part& part, int fd) {
@@ -159,6 +162,29 @@ bool receive(const Running& part) {
   return head.kind != finished;
 }
 
+// Parts that are interrupted say what they have judged by then. One that is still at work a second
+// later computes what would not be kept: it is ended, and its ranks with it.
+class Interruption {
+ public:
+  explicit Interruption(bool known) : handed_on_(known), end_(known ? now() + grace : never) {}
+
+  void reach(std::vector<Running>& open) {
+    if (interrupted() && !handed_on_) {
+      for (const Running& p : open) ::kill(p.pid, SIGTERM);
+      handed_on_ = true;
+      end_ = now() + grace;
+    }
+    if (now() < end_) return;
+    for (Running& p : open) ::kill(p.pid, SIGKILL), p.cut_short = true;
+    end_ = never;
+  }
+
+ private:
+  static constexpr double grace = 1, never = std::numeric_limits<double>::infinity();
+  bool handed_on_;
+  double end_;
+};
+
 }  // namespace
 
 std::vector<std::string> run_parts(const std::vector<Part>& parts,
@@ -199,24 +225,22 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
       open.push_back(p);
     }
     ::sigprocmask(SIG_SETMASK, &before, nullptr);
-    bool handed_on = at_fork;
+    Interruption interruption(at_fork);
     while (!open.empty()) {
-      if (interrupted() && !handed_on) {
-        for (const Running& p : open) ::kill(p.pid, SIGTERM);
-        handed_on = true;
-      }
+      interruption.reach(open);
       std::vector<pollfd> polls;
       for (const Running& p : open) polls.push_back({p.fd, POLLIN, 0});
       ::poll(polls.data(), polls.size(), 100);
       for (size_t i = open.size(); i-- > 0;) {
         if (!polls[i].revents) continue;
-        std::string& why = lost[open[i].part];
+        std::string why;
         try {
           if (receive(open[i])) continue;
         } catch (const Infrastructure& e) {
           why = e.what();
         }
         end(open[i], !why.empty());
+        if (!open[i].cut_short) lost[open[i].part] = std::move(why);
         open.erase(open.begin() + long(i));
       }
       tick();

@@ -1,6 +1,7 @@
 // Ctrl-C and TERM end a run between two cases, so that its report can still be written.
 #pragma once
 #include <chrono>
+#include <exception>
 #include <future>
 #include <memory>
 #include <optional>
@@ -16,6 +17,11 @@ void catch_interrupts();
 // that came from a terminal to both: no signal ends it.
 void only_note_interrupts();
 bool interrupted();
+
+// Thrown where what is under way would not be kept.
+struct Interrupted : std::exception {
+  const char* what() const noexcept override { return "interrupted"; }
+};
 
 // Work that was left alone in this process. Its program ends by _exit, so that nothing is taken
 // down under it.

@@ -322,6 +322,8 @@ class LineJudge {
     } catch (const BadInput& e) {
       refusal_ = e.what();
       return {};
+    } catch (const Interrupted&) {
+      return {};
     }
   }
   const std::string& refusal() const { return refusal_; }  // of the last line that was refused

@@ -1,10 +1,12 @@
 // What costs one case its verdict costs no other: records that a subject wrote over, references
 // that throw, processes of a gate that end, harnesses that fail under a rank.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <new>
 #include <stdexcept>
 #include <thread>
@@ -477,6 +479,41 @@ TEST(AGate, StopsEverywhereAtTheFirstFailure) {
   const Report report = run_gate(o, r, silent);
   EXPECT_EQ(exit_code(report), 1);
   EXPECT_LT(report.cases.size(), size_t(many));
+}
+
+// A part that goes on as if nothing had come, as one does that computes: what it had judged before
+// is kept, and it is not waited for.
+int interrupted_parts() {
+  struct Kept final : ResultSink {
+    using ResultSink::put;
+    void put(const CaseResult& r) override { line = r.line; }
+    std::string line;
+  };
+  catch_interrupts();
+  const auto kept = std::make_shared<Kept>();
+  const auto work = [](ResultSink& sink) {
+    CaseResult r;
+    r.line = "judged before";
+    sink.put(r);
+    for (;;) pause();
+  };
+  bool sent = false;
+  const auto lost = run_parts({{work, kept}}, [&] {
+    if (!sent && !kept->line.empty()) sent = raise(SIGTERM) == 0;
+  });
+  return interrupted() && kept->line == "judged before" && lost[0].empty() ? 42 : 1;
+}
+
+TEST(AGate, WaitsForNoComputationOnceInterrupted) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);
+    _exit(interrupted_parts());
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 42);
 }
 
 TEST(Turns, AStopIsSeenByEveryProcess) {
