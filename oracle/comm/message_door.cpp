@@ -6,7 +6,7 @@
 //                               shift: in, to one; broadcast: in, from the root; barrier: nothing
 //
 // Nothing here blocks: messages are looked for, about 100 yields, then sleeps of 20 us; where ranks
-// fit the cores, only looks.
+// fit the cores, about a millisecond of looks first, in which one that has a core answers.
 #include "oracle/comm/message_door.hpp"
 
 #include <fmt/format.h>
@@ -206,6 +206,7 @@ class Impl final : public MessageDoor {
     const double seconds =
         call_deadline_seconds * c_.deadline_scale * (c_.patience ? *c_.patience : 1);
     const int64_t deadline = trace.since_ns + int64_t(seconds * 1e9);
+    const uint64_t looks_first = fits_ ? 2000 : 0;
     for (uint64_t looks = 1;; ++looks) {
       c_.page->polls.fetch_add(1, std::memory_order_relaxed);
       wire_.flush();
@@ -217,8 +218,8 @@ class Impl final : public MessageDoor {
             fmt::format("no progress for {:.1f} s{}: rank {} {}", seconds, crowded_text(crowding()),
                         c_.state->rank, standing(c_.state->rank, trace)));
       }
-      if (fits_) continue;
-      if (looks < yields_first)
+      if (looks < looks_first) continue;
+      if (looks < looks_first + yields_first)
         ::sched_yield();
       else
         ::usleep(20);
