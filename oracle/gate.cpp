@@ -49,9 +49,10 @@ class Gate {
     report_.required = options_.require;
     alone_ = due.size() == 1;
     report_.versions = versions();
+    expect(due);
     progress_.begin(count(due, Due::healthy), count(due, Due::named_control));
     std::vector<Due> local, mpi;
-    for (const Due& d : due) (d.line.text("transport") == "mpi" ? mpi : local).push_back(d);
+    for (const Due& d : due) (runs_alone(d.line.text("transport")) ? mpi : local).push_back(d);
     if (options_.in_process) {
       if (options_.self) run_self(options_, registry_, due, runner_.worlds(), report_.self);
       judge(local);
@@ -129,15 +130,12 @@ class Gate {
     std::map<std::string, Share> of_contract;
     std::vector<Share> shares;
     for (const Due& d : due) {
-      // Differences of a curved reference take their time, and most where every pair of tokens
-      // counts.
       const Contract& c = registry_.contract(d.line.contract);
-      const size_t weight = c.visible ? 8 : c.linear ? 1 : 4;
       const bool alone = options_.controls && d.what == Due::healthy &&
                          !witnesses_.contains(print_canonical(d.line));
       Share& share = alone ? shares.emplace_back() : of_contract[c.name];
       share.due.push_back(d);
-      share.weight += weight;
+      share.weight += weight_of(c);
     }
     for (const Asked& a : subjects_of(due)) of_contract[std::get<0>(a)].operators.push_back(a);
     for (auto& [name, share] : of_contract) shares.push_back(std::move(share));
@@ -160,6 +158,7 @@ class Gate {
         if (!interrupted() || !lost_ranks(r)) gate.take(r);
       }
       void put(const ControlResult& r) override { gate.take(r); }
+      void put(const Tried& t) override { gate.take(t); }
       Gate& gate;
     };
     std::vector<Part> parts;
@@ -238,6 +237,8 @@ class Gate {
     if (turns_) turns_->stop();
   }
 
+  static bool runs_alone(const std::string& transport) { return transport == "mpi"; }
+
   static int64_t count(const std::vector<Due>& due, Due::What what) {
     return std::count_if(due.begin(), due.end(), [&](const Due& d) { return d.what == what; });
   }
@@ -266,6 +267,34 @@ class Gate {
     if (sink_) return sink_->put(result);
     progress_.done(result);
     report_.controls.push_back(std::move(result));
+  }
+
+  void take(const Tried& t) {
+    if (sink_) return sink_->put(t);
+    progress_.tried(t.contract, t.alone, t.seconds);
+  }
+
+  // Differences of a curved reference take their time, and most where every pair of tokens counts.
+  static size_t weight_of(const Contract& c) { return c.visible ? 8 : c.linear ? 1 : 4; }
+
+  // What takes time, for whoever says how much of it is left.
+  void expect(const std::vector<Due>& due) {
+    const auto expect = [&](Pace::What what, const std::string& contract,
+                            const std::string& transport, size_t count) {
+      progress_.expect({what, contract, runs_alone(transport)}, int64_t(count),
+                       double(weight_of(registry_.contract(contract))));
+    };
+    for (const Due& d : due)
+      if (d.what == Due::healthy || !d.control.empty())
+        expect(d.what == Due::healthy ? Pace::a_case : Pace::a_control, d.line.contract,
+               d.line.text("transport"), 1);
+    if (!options_.controls || !options_.failed.empty()) return;
+    for (const auto& [contract, place, subject] : subjects_of(due)) {
+      const Contract& c = registry_.contract(contract);
+      if (registry_.subject(c.name, subject).declared.own_communication) continue;
+      expect(Pace::a_witness, contract, place.first,
+             drawn_witnesses(c, place, subject).size() + f32_witnesses(c, place, subject).size());
+    }
   }
 
   std::string unavailable(const Case& line) const {
@@ -619,6 +648,12 @@ class Gate {
   }
 
   void on_witness(const Contract& c, const Case& line, bool rounding, Sites& sites) {
+    const double begin = now();
+    try_operators(c, line, rounding, sites);
+    take(Tried{c.name, runs_alone(line.text("transport")), now() - begin});
+  }
+
+  void try_operators(const Contract& c, const Case& line, bool rounding, Sites& sites) {
     const std::string lane = lane_of(line);
     const auto checks = shown_to_operators(c, line);
     // Which calls there are is said by any run.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "oracle/registry.hpp"
+#include "oracle/time_left.hpp"
 #include "oracle/verdict.hpp"
 
 namespace shardproof {
@@ -49,9 +50,13 @@ struct Due {
 // What the gate says while it runs. All calls come from the parent's one thread.
 struct Progress {  // by itself, silent
   virtual ~Progress() = default;
+  // Before begin: what is to take time, and what one of it weighs.
+  virtual void expect(const Pace&, int64_t /*count*/, double /*weight*/) {}
   virtual void begin(int64_t /*cases*/, int64_t /*controls*/) {}
   virtual void done(const CaseResult&) {}  // as soon as it is judged
   virtual void done(const ControlResult&) {}
+  virtual void tried(const std::string& /*contract*/, bool /*alone*/, double /*seconds*/) {
+  }                       // a witness
   virtual void tick() {}  // often; draws the progress line when it is time to
 };
 

@@ -51,10 +51,14 @@ template <class Both>
 static void fields(Both& both, SelfVerdict& v) {
   both(v.name, v.planted, v.failure);
 }
+template <class Both>
+static void fields(Both& both, Tried& t) {
+  both(t.contract, t.alone, t.seconds);
+}
 
 namespace {
 
-enum Kind : uint32_t { a_case, a_control, a_verdict, finished, failed };
+enum Kind : uint32_t { a_case, a_control, a_verdict, a_witness, finished, failed };
 struct Head {
   Kind kind;
   uint64_t bytes;
@@ -95,6 +99,7 @@ class PipeSink final : public ResultSink {
   void put(const CaseResult& r) override { write(a_case, r); }
   void put(const ControlResult& r) override { write(a_control, r); }
   void put(const SelfVerdict& v) override { write(a_verdict, v); }
+  void put(const Tried& t) override { write(a_witness, t); }
 
  private:
   template <class T>
@@ -156,6 +161,8 @@ bool receive(const Running& part) {
     hand_on<ControlResult>(bytes, *part.results);
   } else if (head.kind == a_verdict) {
     hand_on<SelfVerdict>(bytes, *part.results);
+  } else if (head.kind == a_witness) {
+    hand_on<Tried>(bytes, *part.results);
   } else if (head.kind == failed) {
     throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }

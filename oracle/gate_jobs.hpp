@@ -18,11 +18,19 @@ struct SelfVerdict {
   std::string failure;  // "" it is as it should be
 };
 
+// A witness on which every broken call that is due has been tried.
+struct Tried {
+  std::string contract;
+  bool alone = false;
+  double seconds = 0;
+};
+
 struct ResultSink {
   virtual ~ResultSink() = default;
   virtual void put(const CaseResult&) {}
   virtual void put(const ControlResult&) {}
   virtual void put(const SelfVerdict&) {}
+  virtual void put(const Tried&) {}
 };
 
 // What a process of its own does, and who is given what it finds.

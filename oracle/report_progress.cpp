@@ -8,6 +8,7 @@
 #include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
+#include "oracle/time_left.hpp"
 
 namespace shardproof {
 
@@ -47,6 +48,9 @@ class TerminalProgress : public Progress {
   }
   ~TerminalProgress() override { wipe(); }
 
+  void expect(const Pace& pace, int64_t count, double weight) override {
+    left_.due(pace, count, weight);
+  }
   void begin(int64_t cases, int64_t controls) override {
     due_cases_ = cases;
     due_controls_ = controls;
@@ -55,11 +59,16 @@ class TerminalProgress : public Progress {
   }
   void done(const CaseResult& c) override {
     cases_++;
+    left_.done({Pace::a_case, c.contract, alone(c.lane)}, c.seconds);
     tell(c);
   }
   void done(const ControlResult& c) override {
     controls_++;
+    if (c.kind.empty()) left_.done({Pace::a_control, c.contract, alone(c.lane)}, c.seconds);
     tell(c);
+  }
+  void tried(const std::string& contract, bool alone, double seconds) override {
+    left_.done({Pace::a_witness, contract, alone}, seconds);
   }
   void tick() override {
     if (clock_() - last_ < (terminal_ ? redraw_seconds : line_seconds)) return;
@@ -67,6 +76,8 @@ class TerminalProgress : public Progress {
   }
 
  private:
+  static bool alone(const std::string& lane) { return lane.starts_with("mpi."); }
+
   template <class Result>
   void tell(const Result& result) {
     if (!unremarkable(result)) {
@@ -92,10 +103,8 @@ class TerminalProgress : public Progress {
     else if (due_controls_ > 0)
       text += fmt::format(", {} of {}", controls_, number_of(due_controls_, "control"));
     text += fmt::format("   {} did not pass", bad_);
-    const int64_t done = cases_ + controls_, due = due_cases_ + due_controls_;
-    if (done > 0 && due > done)
-      text +=
-          "   about " + duration((last_ - start_) / double(done) * double(due - done)) + " left";
+    if (const auto left = left_.seconds(last_ - start_); left && *left > 0)
+      text += "   about " + duration(*left) + " left";
     return text;
   }
 
@@ -122,6 +131,7 @@ class TerminalProgress : public Progress {
   bool terminal_, colour_, drawn_ = false;
   std::function<double()> clock_;
   double start_ = 0, last_ = 0;
+  TimeLeft left_;
   int64_t due_cases_ = 0, due_controls_ = 0, cases_ = 0, controls_ = 0;
   int bad_ = 0;
 };

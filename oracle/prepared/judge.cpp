@@ -170,6 +170,8 @@ class Opened {
     find_returned();
   }
 
+  const std::string& contract() const { return plan().line->contract; }
+
   // `only`: of the checks that are due, these; empty: all.
   CaseResult judge(const Registry& registry, const std::vector<std::string>& only) {
     const double begin = now();
@@ -562,6 +564,7 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
     if (std::none_of(cases.begin(), cases.end(), [&](auto& c) { return c->owes_one_of({check}); }))
       report.not_due.push_back(check + ": not prepared in any case here");
   std::map<std::string, std::string> partial;
+  for (const auto& c : cases) progress.expect({Pace::a_case, c->contract()}, 1, 1);
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
     auto result = unless_interrupted(

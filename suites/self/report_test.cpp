@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -14,6 +15,7 @@
 #include "oracle/comm/door.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
+#include "oracle/time_left.hpp"
 
 namespace shardproof {
 namespace {
@@ -782,16 +784,117 @@ TEST(ProgressLine, IsDrawnAtMostTenTimesASecond) {
 }
 
 TEST(ProgressLine, ElsewhereIsALineEveryTenSeconds) {
+  // Of half a second each, on four processes.
   Told told(false);
-  told.progress->begin(40, 2);
-  for (int i = 0; i < 10; i++) {
-    told.now += 2.05;
+  told.progress->expect({Pace::a_case, "linear_row"}, 400, 1);
+  told.progress->begin(400, 0);
+  for (int i = 0; i < 200; i++) {
+    told.now += 0.125;
     told.progress->done(healthy());
   }
-  EXPECT_EQ(
-      told.text(),
-      "progress   5 of 40 cases, 0 of 2 controls   0 did not pass   about 1 min 15 s left\n"
-      "progress   10 of 40 cases, 0 of 2 controls   0 did not pass   about 1 min 05 s left\n");
+  EXPECT_EQ(told.text(),
+            "progress   80 of 400 cases   0 did not pass   about 40 s left\n"
+            "progress   160 of 400 cases   0 did not pass   about 30 s left\n");
+}
+
+// Broken calls are most of the work, and how many there are shows when their witness is tried.
+TEST(ProgressLine, TimeIsToldWhenAWitnessHasBeenTried) {
+  Told told(false);
+  told.progress->expect({Pace::a_case, "linear_row"}, 20, 1);
+  told.progress->expect({Pace::a_witness, "linear_row"}, 3, 1);
+  told.progress->begin(20, 0);
+  for (int i = 0; i < 20; i++) {
+    told.now += 0.501;
+    told.progress->done(healthy());
+  }
+  for (int i = 0; i < 2; i++) {
+    told.now += 10;
+    told.progress->tried("linear_row", false, 10);
+    told.progress->tick();
+  }
+  EXPECT_EQ(told.text(),
+            "progress   20 of 20 cases   0 did not pass\n"
+            "progress   20 of 20 cases   0 did not pass   about 20 s left\n"
+            "progress   20 of 20 cases   0 did not pass   about 10 s left\n");
+}
+
+TEST(TimeLeft, IsUnknownWhileAKindThatIsDueHasNotBeenMet) {
+  TimeLeft left;
+  left.due({Pace::a_case, "a"}, 2);
+  left.due({Pace::a_control, "a"}, 1);
+  left.due({Pace::a_witness, "b"}, 1);
+  left.done({Pace::a_case, "a"}, 1);
+  EXPECT_FALSE(left.seconds(1));
+  left.done({Pace::a_control, "a"}, 1);
+  EXPECT_FALSE(left.seconds(2));
+  left.done({Pace::a_witness, "b"}, 4);
+  EXPECT_EQ(left.seconds(6), 1);
+}
+
+// Contracts at their own means, one that has none by its weight.
+TEST(TimeLeft, EachContractHasItsOwnPace) {
+  TimeLeft left;
+  left.due({Pace::a_case, "a"}, 4, 8);
+  left.due({Pace::a_case, "b"}, 1, 2);
+  left.due({Pace::a_case, "c"}, 1, 6);
+  left.done({Pace::a_case, "a"}, 2);
+  left.done({Pace::a_case, "a"}, 4);
+  EXPECT_EQ(left.seconds(6), 2 * 3 + (2 + 6) * 0.375) << "b and c by 6 s of weight 16";
+  left.done({Pace::a_case, "b"}, 3);
+  EXPECT_EQ(left.seconds(9), 2 * 3 + 6 * 0.5) << "c by 9 s of weight 18";
+  EXPECT_EQ(left.seconds(4.5), 3 + 1.5) << "two at once";
+}
+
+// MPI ranks run when the others are through, one case at a time.
+TEST(TimeLeft, WhatRunsAloneIsNotDivided) {
+  TimeLeft left;
+  left.due({Pace::a_case, "a"}, 4);
+  left.due({Pace::a_case, "a", true}, 3);
+  for (int i = 0; i < 4; ++i) left.done({Pace::a_case, "a"}, 1);
+  EXPECT_EQ(left.seconds(2), 1.5) << "3 s of work, of which 2 s are done in one";
+  left.done({Pace::a_case, "a", true}, 5);
+  EXPECT_EQ(left.seconds(7), 10);
+}
+
+// As a gate goes: two processes take the contracts by turns, the dearest first, and of each its
+// cases, then its witnesses; MPI ends it.
+TEST(TimeLeft, IsRightByAFactorOfTwoThroughAGate) {
+  struct Step {
+    Pace pace;
+    double seconds, ends;
+  };
+  std::vector<Step> steps;
+  TimeLeft left;
+  double at[2] = {0, 0};
+  const double each[] = {0.4, 0.3, 0.1, 0.06, 0.05, 0.04}, weights[] = {8, 8, 4, 1, 1, 1};
+  const auto put = [&](Pace pace, double seconds, double& clock) {
+    left.due(pace, 1, weights[pace.contract[0] - 'a']);
+    steps.push_back({pace, seconds, clock += seconds});
+  };
+  for (int c = 0; c < 6; ++c) {
+    double& clock = at[at[1] < at[0]];
+    const std::string contract(1, char('a' + c));
+    for (int i = 0; i < 60; ++i) put({Pace::a_case, contract}, each[c], clock);
+    for (int i = 0; i < 10; ++i) put({Pace::a_control, contract}, each[c], clock);
+    for (int i = 0; i < 6; ++i) put({Pace::a_witness, contract}, 40 * each[c], clock);
+  }
+  double end = std::max(at[0], at[1]);
+  for (int c = 0; c < 6; ++c)
+    for (int i = 0; i < 30; ++i)
+      put({Pace::a_case, std::string(1, char('a' + c)), true}, each[c], end);
+  std::sort(steps.begin(), steps.end(),
+            [](const Step& a, const Step& b) { return a.ends < b.ends; });
+  int told = 0;
+  for (const Step& s : steps) {
+    left.done(s.pace, s.seconds);
+    const auto seconds = left.seconds(s.ends);
+    const double due = end - s.ends;
+    if (!seconds || due < 5) continue;
+    ++told;
+    EXPECT_LT(*seconds, 2 * due) << s.ends << " of " << end;
+    EXPECT_GT(*seconds, due / 2) << s.ends << " of " << end;
+  }
+  EXPECT_GT(told, int(steps.size()) / 3);
 }
 
 TEST(ProgressLine, BlocksComeAtOnceAndAreFullTwentyTimes) {
