@@ -179,6 +179,14 @@ TEST(Bounds, AnInfiniteBoundIsVacuous) {
   play.e.declared.accumulates_in_storage = true;
   const CheckResult r = play.judge("forward");
   EXPECT_EQ(r.verdict, Verdict::vacuous) << r.note;
+  // What is no number is wrong all the same.
+  const double right = play.get(1, false, 3);
+  for (const double wrong : {double(INFINITY), double(NAN)}) {
+    play.set(1, false, 3, wrong);
+    EXPECT_EQ(play.judge_again("forward").verdict, Verdict::failed) << wrong;
+  }
+  play.set(1, false, 3, right);
+  EXPECT_EQ(play.judge_again("forward").verdict, Verdict::vacuous);
 }
 
 // Two microbatches in f32, sums of parts in bf16 before they are reduced: 2 roundings of 8 bits of
@@ -197,6 +205,116 @@ TEST(Bounds, OfSumsOfPartsRoundThePartsOnceAMicrobatch) {
   EXPECT_NEAR(bound() - each, first_order, 0.02 * first_order);
 }
 
+// ---- Tier A ----
+
+// The variance proxy as oracle/checks/README.md derives it, summed term by term: K terms on each of
+// p ranks, in `parts` that the judge adds; sums C and of squares q.
+struct Proxy {
+  double terms, ranks, parts, sum, squares;
+
+  double n() const { return terms * ranks * parts; }
+  double of(double k) const {
+    const double v2 = squares - sum * sum / n();
+    return v2 * k * (n() - k) / (n() * (n() - 1)) + sum * sum * k * k / (n() * n());
+  }
+  double of_all(double step, double first, double last) const {
+    double all = 0;
+    for (double k = first; k <= last; ++k) all += of(step * k);
+    return all;
+  }
+  double allowed(const Precision& p) const {
+    const auto gamma = [](double m, double u) { return m * u / (1 - m * u); };
+    const double on_wire = ranks > 1 ? parts * (ranks * of(terms) + of_all(terms, 2, ranks)) : 0;
+    double proxy = p.u_acc * p.u_acc * (ranks * parts * of_all(1, 1, terms) + squares) +
+                   p.u_wire * p.u_wire * on_wire + 0x1p-106 * (of_all(1, 1, n()) + squares);
+    if (parts > 1) proxy += p.u_out * p.u_out * parts * of(ranks * terms);
+    const double widened =
+                     (1 + gamma(terms, p.u_acc)) * (ranks > 1 ? 1 + gamma(ranks, p.u_wire) : 1),
+                 lambda = std::sqrt(2 * std::log(2 * 0x1p63 / false_alarm_budget)),
+                 computed = lambda * widened * std::sqrt(proxy);
+    return parts > 1 ? computed : computed + p.u_out * (std::abs(sum) + computed);
+  }
+};
+
+Gauge of_signs(int64_t terms, int64_t ranks, int64_t parts) {
+  Gauge g = gauge(double(terms * ranks * parts), terms, ranks);
+  g.squares = {double(terms * ranks * parts)};  // +1 and -1
+  return g;
+}
+
+TEST(Bounds, OfSumsInRandomOrderByHand) {
+  for (const char* types : {"dtype=f64", "dtype=f32", "dtype=bf16", "dtype=f32 wire=bf16"})
+    for (const double parts : {1., 2.}) {
+      const Setting s("tp=2 fill=normal " + std::string(types), parts > 1 ? P() : I());
+      for (const int64_t ranks : {1, 2, 5})
+        for (const double sum : {0., 40.}) {
+          const Gauge g = of_signs(512, ranks, int64_t(parts));
+          const double due = Proxy{512, double(ranks), parts, sum, g.squares[0]}.allowed(
+              precision_of_result(s.e, s.e.operands[1], false));
+          EXPECT_NEAR(s.bound(sum, g), due, 1e-9 * due) << types << parts << ranks << sum;
+        }
+    }
+}
+
+// D says 512 u 512 and 512 u of storing; in random order a hundredth of it is allowed.
+TEST(Bounds, OfSumsThatAreNotInRandomOrderAreThoseOfAnyOrder) {
+  const Gauge g = of_signs(512, 1, 1);
+  const double any_order = 512 * 0x1p-24 * 512;
+  Setting s("tp=2 dtype=f32 fill=normal");
+  EXPECT_LT(s.bound(0, g), 0.01 * any_order);
+  s.e.declared.truncates = true;
+  EXPECT_GE(s.bound(0, g), 2 * any_order);
+  Gauge one_coefficient = g, of_its_own = g;
+  one_coefficient.independent = false;
+  of_its_own.bound = {512 * 512};
+  const Setting plain("tp=2 dtype=f32 fill=normal");
+  EXPECT_GE(plain.bound(0, one_coefficient), any_order);
+  EXPECT_GE(plain.bound(0, of_its_own), any_order);
+  for (const char* words : {"fill=normal strides=expanded", "fill=normal strides=expanded_inputs",
+                            "fill=cancelling", "fill=offset"})
+    EXPECT_GE(Setting("tp=2 dtype=f32 " + std::string(words)).bound(0, g), any_order) << words;
+}
+
+// L = ln(2 2^63 / budget); the tail of chi^2 beyond n + 2 sqrt(n L) + 2 L.
+TEST(Bounds, OfTheRmsOfAWholeTensor) {
+  const double l = std::log(2 * 0x1p63 / false_alarm_budget);
+  for (const int64_t n : {1, 168, 1 << 20})
+    EXPECT_DOUBLE_EQ(rms_limit(n) * rms_limit(n) * double(n),
+                     double(n) + 2 * std::sqrt(double(n) * l) + 2 * l);
+}
+
+// ---- Edges ----
+
+// Sums of 8 in bf16 on 2 ranks that add in bf16: roundings multiply.
+TEST(Bounds, RoundingsOnTopOfOthers) {
+  Setting s("tp=2 dtype=bf16 fill=cancelling");
+  s.e.declared.accumulates_in_storage = true;
+  const double u = 0x1p-8, sums = 8 * u / (1 - 8 * u), wire = 2 * u / (1 - 2 * u),
+               computed = 10 * ((1 + sums) * (1 + wire) - 1);
+  EXPECT_NEAR(s.bound(3, gauge(10, 8, 2)), computed + u * (3 + computed), 1e-12);
+}
+
+// An infinity is due as it is: no finite number is near it.
+TEST(Bounds, OfAnInfinityIsNone) {
+  for (const char* fill : {"normal", "cancelling"})
+    EXPECT_EQ(Setting("tp=2 dtype=f32 fill=" + std::string(fill)).bound(-INFINITY, gauge(10, 4, 2)),
+              0)
+        << fill;
+}
+
+// Integers of 11 bits pass a tensor core in tf32 as they are.
+TEST(Precision, IntegersInTf32) {
+  Contract c = contract({4}, on_tp(P()), on_tp(I()));
+  c.integer_range = [](const Case&) { return std::optional<int64_t>(5000); };
+  Registry r;
+  r.add(c);
+  Declared tf32;
+  tf32.multiplies_in_tf32 = true;
+  EXPECT_EQ(exact_range(c, parse("toy dtype=f32", r), tf32), 2048);
+  EXPECT_EQ(exact_range(c, parse("toy dtype=f32", r), {}), 5000);
+  EXPECT_EQ(exact_range(c, parse("toy dtype=f64", r), tf32), 5000);
+}
+
 TEST(Bounds, UnderflowIsAllowedFor) {
   // f16: halves of the smallest subnormal are lost, whatever the magnitude.
   EXPECT_GE(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(1e-9, 1, 1)), 0x1p-25);
@@ -209,6 +327,13 @@ TEST(Bounds, UnderflowOfEachPartOnTheWire) {
   EXPECT_NEAR(Setting("tp=2 dtype=f16 fill=normal").bound(0, gauge(0, 1, 2)) / 0x1p-25, 3, 1e-6);
   EXPECT_NEAR(Setting("tp=2 dtype=f16 wire=f32 fill=normal").bound(0, gauge(0, 1, 2)) / 0x1p-25, 1,
               1e-6);
+}
+
+// Each of five terms may vanish where it is added up, on each of two ranks; then as above.
+TEST(Bounds, UnderflowOfEachTerm) {
+  const Setting s("tp=2 dtype=f16 acc=f16 fill=normal");
+  EXPECT_NEAR(s.bound(0, gauge(0, 5, 1)) / 0x1p-25, 5 + 1, 1e-6);
+  EXPECT_NEAR(s.bound(0, gauge(0, 5, 2)) / 0x1p-25, 2 * 5 + 3, 1e-6);
 }
 
 // Of a result that stays in parts each part is stored: on two ranks two halves of the smallest f16.
