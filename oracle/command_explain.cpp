@@ -306,38 +306,39 @@ struct Moved {
   bool operator==(const Moved&) const = default;
 };
 
-Moved moved_in(const std::vector<Traffic>& due, const std::string& label, bool backward,
-               const std::vector<int>& members, int rank) {
-  Moved moved;
-  for (const Traffic& t : due)
-    if (t.label == label && t.backward == backward && (t.rank < 0 || t.rank == rank)) {
-      ++moved.calls;
-      moved.bytes += volume_of(t, members).ring_total;
-    }
-  return moved;
-}
-
-// The groups behind a label, each with what it moves, told by its first member.
+// The groups behind a label, each with what it moves, told by the first member that has a call; in
+// a shift every member sends a payload of its own.
 struct GroupTraffic {
   std::string label;
   std::vector<int> members;
+  int teller = 0;
   Moved forward, backward;
+
+  void add(const Traffic& t, int rank) {
+    Moved& moved = t.backward ? backward : forward;
+    const Volume v = volume_of(t, members);
+    moved.calls += rank == teller;
+    if (t.op == Op::shift)
+      moved.bytes += v.logical;
+    else if (rank == teller)
+      moved.bytes += v.ring_total;
+  }
 };
 
 std::vector<GroupTraffic> group_traffic(const Contract& contract, const Case& line,
                                         const Declared& declared) {
   const Mesh mesh = line.mesh();
   std::vector<GroupTraffic> all;
-  std::set<std::pair<std::string, std::vector<int>>> seen;
-  for (int rank = 0; rank < mesh.world(); ++rank) {
-    const std::vector<Traffic> due = traffic_due(contract, declared, line, rank);
-    for (const Traffic& t : due) {
+  std::map<std::pair<std::string, std::vector<int>>, size_t> known;
+  for (int rank = 0; rank < mesh.world(); ++rank)
+    for (const Traffic& t : traffic_due(contract, declared, line, rank)) {
+      if (t.rank >= 0 && t.rank != rank) continue;
       const std::vector<int> members = members_of(t.label, mesh, rank);
-      if (members.empty() || !seen.insert({t.label, members}).second) continue;
-      all.push_back({t.label, members, moved_in(due, t.label, false, members, rank),
-                     moved_in(due, t.label, true, members, rank)});
+      if (members.empty()) continue;
+      const auto [at, fresh] = known.try_emplace({t.label, members}, all.size());
+      if (fresh) all.push_back({t.label, members, rank, {}, {}});
+      all[at->second].add(t, rank);
     }
-  }
   return all;
 }
 

@@ -203,8 +203,10 @@ struct Volume {
   int64_t calls = 0, logical = 0, ring = 0;
 };
 
-// What a ring sends in total is counted by its first member, an all-to-all by each for its own row.
+// What a ring sends in total is counted by its first member, a shift by each for its own payload,
+// an all-to-all by each for its own row.
 int64_t ring_bytes(const LedgerEntry& c, int rank) {
+  if (c.op == Op::shift) return logical_bytes(c);
   if (c.op != Op::all_to_all)
     return c.members[0] == rank ? ring_bytes_total(c.op, logical_bytes(c), int(c.members.size()))
                                 : 0;

@@ -3,17 +3,21 @@
 #include <gtest/gtest.h>
 
 #include "oracle/command.hpp"
+#include "oracle/registry.hpp"
 
 namespace shardproof {
 namespace {
 
 // Without runs of blanks: columns may move.
-std::string explained(const std::string& line, int nodes = 0) {
-  const Registry r = all_families();
+std::string squeezed(const std::string& text) {
   std::string squeezed;
-  for (char c : explain_text(parse(line, r), nodes, r))
+  for (char c : text)
     if (c != ' ' || squeezed.empty() || squeezed.back() != ' ') squeezed += c;
   return squeezed;
+}
+std::string explained(const std::string& line, int nodes = 0) {
+  const Registry r = all_families();
+  return squeezed(explain_text(parse(line, r), nodes, r));
 }
 
 bool holds(const std::string& text, const std::string& part) {
@@ -53,6 +57,12 @@ TEST(Explain, LocalMultipliesAndSmallOnes) {
   const std::string thin = explained("linear_column tp=8 tokens=256 in=512 out=128");
   EXPECT_TRUE(holds(thin, "N or K is under 64 in 16 of 24 local multiplies")) << thin;
   EXPECT_TRUE(holds(thin, "N=16 K=512")) << thin;
+  // dW [16,32] over 256 tokens is small, too, and not the smallest.
+  const std::string thinner = explained("linear_column tp=8 tokens=256 in=32 out=128");
+  EXPECT_TRUE(holds(thinner,
+                    "24 of 24 local multiplies of all ranks; the smallest: Y = X W^T with "
+                    "N=16 K=32"))
+      << thinner;
 }
 
 // Microbatches of 2, 2 and 1 rows on two stages; chunks are said where a stage has several.
@@ -122,6 +132,52 @@ TEST(Explain, HierarchicalTellsInnerFromOuter) {
   EXPECT_TRUE(holds(text, "6 calls, 6 rounds, buffers 12 KiB")) << text;
   EXPECT_TRUE(holds(text, "cp/2 within a node each of {0,1} {2,3}")) << text;
   EXPECT_TRUE(holds(text, "cp%2 crosses nodes each of {0,2} {1,3}")) << text;
+}
+
+// The table's gradient [11,3] in f64 is summed by the ends of the pipeline: 264 B, twice over.
+TEST(Explain, TheEndsOfAPipelineAreNoNeighbours) {
+  const std::string text = explained("pipeline_tied pp=4", 2);
+  EXPECT_TRUE(holds(text,
+                    "pp:ends crosses nodes each of {0,3}: forward 0 calls 0 B, backward 1 "
+                    "call 528 B"))
+      << text;
+}
+
+// Three of four stages send [24,3] in f64, 576 B, each way: 1728 B = 1.6875 KiB, whichever of them
+// is asked.
+TEST(Explain, AShiftMovesWhatEachRankSends) {
+  const std::string text = explained("pipeline_stages pp=4 layers=4 tokens=24 hidden=3", 2);
+  EXPECT_TRUE(holds(text, "pp crosses nodes each of {0-3}: forward")) << text;
+  EXPECT_EQ(text.find("1.6875 KiB"), text.find("KiB") - 7) << text;
+}
+
+// Draws of one element each cannot tell shards apart, and what is not judged is not counted.
+TEST(Explain, SaysWhichDrawsCannotBeJudged) {
+  const std::string text = explained("block tp=2 sp=on dropout=0.5 tokens=2 hidden=1");
+  EXPECT_TRUE(holds(text,
+                    "dropout1.mask: shards on tp differ (not applicable: 16 draws of 1 "
+                    "element are equal by chance with 2^-16, and 2^-61 is due)"))
+      << text;
+}
+
+// A subject's own calls may be those of one rank, or of all of them: [2,3] in f64 by a ring of four
+// is 2 (3) 48 B.
+TEST(Explain, CallsThatASubjectStates) {
+  Registry r = all_families();
+  Declared own;
+  own.traffic = [](const Case& line, int) {
+    std::vector<Traffic> calls{{Op::all_reduce, Reduce::sum, "world", false, 6, line.dtype()}};
+    for (int rank : {0, 1}) {
+      calls.push_back({Op::all_reduce, Reduce::sum, "tp", false, 6, line.dtype()});
+      calls.back().rank = rank;
+    }
+    return calls;
+  };
+  r.add(Subject{"own", "mapping_reduce", nullptr, own});
+  const std::string text = squeezed(explain_text(
+      parse("mapping_reduce tp=2 dp=2 axis=tp tokens=2 hidden=3 subject=own", r), 2, r));
+  EXPECT_TRUE(holds(text, "world crosses nodes each of {0-3}: forward 1 call 288 B")) << text;
+  EXPECT_TRUE(holds(text, "tp within a node each of {0,1}: forward 1 call 96 B")) << text;
 }
 
 TEST(Explain, OneRankOfCpIsAskedForNothing) {
