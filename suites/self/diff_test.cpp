@@ -161,6 +161,16 @@ TEST_F(Diff, RatiosThatGrewByThree) {
   EXPECT_EQ(worse("null", "0.5"), Texts{});
 }
 
+TEST_F(Diff, OfOneKindTheGreatestComesFirst) {
+  Given a, b;
+  a.checks = {check("c tp=2", "forward", "passed", "0.125"),
+              check("c tp=4", "forward", "passed", "0.125")};
+  b.checks = {check("c tp=2", "forward", "passed", "0.5"),
+              check("c tp=4", "forward", "passed", "0.75")};
+  EXPECT_EQ(told(diff(a, b).worse), (Texts{"ratio | c tp=4   forward | 0.12 -> 0.75",
+                                           "ratio | c tp=2   forward | 0.12 -> 0.5"}));
+}
+
 TEST_F(Diff, CallsAndBytesThatChangedAreSaidOnceALine) {
   Given a, b;
   a.checks = {check("c tp=2", "forward", "passed"), check("c tp=2", "ledger", "passed"),
@@ -215,6 +225,8 @@ TEST_F(Diff, ControlsAndMarginsThatWereLost) {
   EXPECT_EQ(lost(strong, same), (Texts{"control | " + on + "caught -> equivalent"}));
   EXPECT_EQ(lost(same, control("twin", "wrong_check", "null")),
             (Texts{"control | " + on + "equivalent -> wrong_check"}));
+  EXPECT_EQ(lost(same, weak), (Texts{"control | " + on + "equivalent -> caught"}));
+  EXPECT_EQ(lost(same, strong), none);
   EXPECT_EQ(lost(strong, edge), none);
   EXPECT_EQ(lost(strong, weak), (Texts{"margin | " + on + "41 -> 10"}));
   EXPECT_EQ(lost(exact, weak), (Texts{"margin | " + on + "exact -> 10"}));

@@ -302,6 +302,20 @@ TEST(QuantisedLinear, TheBiasGradientCountsWhoAddsWhat) {
   EXPECT_EQ(counts("tp=4 parallel=row tokens=8"), std::pair(int64_t(8), int64_t(1)));
 }
 
+// At s = 448/3 a factor is off by three roundings, at s = 256 by none; two products and a bias may
+// be rounded three times, and each of two ranks that add a row linear's output up rounds it once. A
+// rounding counts twice, for the subject and for the reference: 2 (3 + 3 + 2) 2 (3) 1.75.
+TEST(QuantisedLinear, BoundsByHand) {
+  const auto bound = [](const std::string& words) {
+    const std::vector<Whole> in{{{2, 2}, {3, 3, 3, 3}}, {{2, 2}, {1.75, 1.75, 1.75, 1.75}}};
+    return linear("tokens=2 in=2 out=2 bias=off tp=2 " + words, in, {{2, 2}, {1, 1, 1, 1}})
+        .of_y.at(0)
+        .bound.at(0);
+  };
+  EXPECT_NEAR(bound("parallel=row"), 2 * 8 * 10.5, 1e-9);
+  EXPECT_NEAR(bound(""), 2 * 6 * 10.5, 1e-9);
+}
+
 // ---- Against torchao
 
 Values golden_values(const nlohmann::json& g, const char* part, const std::string& name) {

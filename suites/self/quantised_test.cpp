@@ -190,6 +190,19 @@ TEST(ReferenceQuantised, ScaleOfAnAmax) {
   EXPECT_EQ(reference::greatest_magnitude(Values{1, -5, 3}), 5);
 }
 
+// 448 (1 / amax) is two roundings, and may be off by more than one.
+TEST(ReferenceQuantised, AScaleMayBeMadeFromAReciprocal) {
+  const reference::Quantiser q{EightBitFormat::e4m3(), false, 0x1p-24};
+  double most = 0;
+  for (int i = 1; i < 2000; ++i) {
+    const float amax = 1 + float(i) / 997, got = 448 * (1 / amax);
+    const double due = 448.0 / amax, off = std::abs(got - due);
+    EXPECT_LE(off, reference::scale_error(q, due)) << amax;
+    most = std::max(most, off / due);
+  }
+  EXPECT_GT(most, 1.01 * 0x1p-24);
+}
+
 // Just above 1.75 2^k the power of two is the next one down: the quotient is below a power of two
 // and no rounding brings it there.
 TEST(ReferenceQuantised, ScaleNextToAPowerOfTwo) {

@@ -197,6 +197,8 @@ TEST(ScanContract, IntegersFitTheGradientOfDecays) {
   EXPECT_EQ(range("dtype=f32 docs=8,2"), 17);
   EXPECT_EQ(range("dtype=bf16 docs=8,2"), 1);
   EXPECT_EQ(range("dtype=bf16"), std::nullopt);
+  // Of 16 rows 14 are padding, which is no sequence: a token sees itself alone, and B^4 <= 2^24.
+  EXPECT_EQ(range("dtype=f32 cp=8 docs=1,1"), 64);
 }
 
 TEST(ScanContract, DecaysAreSignsOfIntegersAndBelowOne) {
