@@ -380,7 +380,9 @@ std::vector<std::string> cases(const std::string& tier) {
                 "pipeline_schedule pp=3 schedule=zbv virtual=2"},
                {"micro_batch_size=24", "micro_batch_size=12", "tokens=1",
                 "micro_batch_size=1 tokens=8", "tokens=25 micro_batch_size=8"}),
-       {"pipeline_schedule pp=3 loss=mean", "pipeline_schedule pp=2 dp=2 loss=mean",
+       // Fewer microbatches than a stage of zbv counts to, and more than stages.
+       {"pipeline_schedule pp=4 schedule=zbv virtual=2 tokens=12 micro_batch_size=2",
+        "pipeline_schedule pp=3 loss=mean", "pipeline_schedule pp=2 dp=2 loss=mean",
         "pipeline_schedule pp=2 schedule=interleaved virtual=3 layers=13 recompute=on",
         "pipeline_schedule pp=3 schedule=zero_bubble virtual=2 layers=6 micro_batch_size=4",
         "pipeline_schedule pp=2 local_grad=f32",
