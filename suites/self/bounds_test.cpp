@@ -294,6 +294,15 @@ TEST(Bounds, RoundingsOnTopOfOthers) {
   EXPECT_NEAR(s.bound(3, gauge(10, 8, 2)), computed + u * (3 + computed), 1e-12);
 }
 
+// A neighbour on a coarse grid is as right, and is rounded when it is stored.
+TEST(Bounds, OfAStepOfTheGrid) {
+  const Setting s("tp=2 dtype=bf16 fill=cancelling");
+  Gauge g = gauge(10, 4, 2);
+  const double without = s.bound(3, g);
+  g.step = {0.25};
+  EXPECT_DOUBLE_EQ(s.bound(3, g) - without, 0.25 * (1 + 0x1p-8));
+}
+
 // An infinity is due as it is: no finite number is near it.
 TEST(Bounds, OfAnInfinityIsNone) {
   for (const char* fill : {"normal", "cancelling"})

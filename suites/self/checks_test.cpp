@@ -106,6 +106,22 @@ TEST(Forward, OneWrongElementInAMillion) {
   EXPECT_EQ(r.findings[0].pattern.rfind("one element", 0), 0u);
 }
 
+// Columns of a rank are many short runs of the whole.
+TEST(Forward, EveryElementOfARankCounts) {
+  for (const char* fill : {"integers", "normal"}) {
+    Play play(contract({6, 6}, on_tp(S(0)), on_tp(S(1))), "tp=2 fill=" + std::string(fill),
+              rows_to_columns, columns_to_rows);
+    EXPECT_EQ(play.judge("forward").verdict, Verdict::passed);
+    for (int r : {0, 1})
+      for (int64_t i = 0; i < 18; ++i) {
+        const double right = play.get(r, false, i);
+        play.set(r, false, i, right + 1);
+        EXPECT_EQ(play.judge_again("forward").verdict, Verdict::failed) << fill << r << " " << i;
+        play.set(r, false, i, right);
+      }
+  }
+}
+
 TEST(Forward, WrongOnTheLastRankOnly) {
   auto play = reduce(8);
   play->run("forward");
@@ -134,6 +150,15 @@ TEST(Forward, AllZeroPairIsVacuous) {
   EXPECT_EQ(r.verdict, Verdict::vacuous);
   EXPECT_NE(r.note.find("zero everywhere, so nothing was asked; larger extents"), std::string::npos)
       << r.note;
+}
+
+// The smallest number in place of 0 may come of parts that vanish; then there is something to ask.
+TEST(Forward, ResultsNextToZeroAreNotZero) {
+  auto play = reduce(4, "dtype=f32 fill=normal");
+  play->e.shots[0].feeds[0].given = {{0, std::vector<double>(4 * 24, 0)}};
+  EXPECT_EQ(play->judge("forward").verdict, Verdict::vacuous);
+  play->set(1, false, 3, 0x1p-149);
+  EXPECT_EQ(play->judge_again("forward").verdict, Verdict::passed);
 }
 
 TEST(Vacuous, LinesOfDocumentsAreToldToMakeThemLonger) {
@@ -178,6 +203,13 @@ TEST(Forward, ASubjectThatCallsTheReferenceIsVacuous) {
   EXPECT_EQ(declared.judge("forward").verdict, Verdict::passed);
   copies.e.declared.accumulates_in_f64 = true;
   EXPECT_EQ(copies.judge("forward").verdict, Verdict::passed);
+  // So is one whose line says a type, which it may exceed, and one whose results are coarser than
+  // its sums.
+  for (const char* types : {"dtype=f32 acc=f32", "dtype=bf16 wire=f32"}) {
+    Play other(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 fill=normal " + std::string(types),
+               through_double, same());
+    EXPECT_EQ(other.judge("forward").verdict, Verdict::passed) << types;
+  }
 }
 
 TEST(Forward, TwiceTheBoundIsCaughtHalfIsNot) {
@@ -220,6 +252,22 @@ TEST(Forward, PartialResultsAreSummedInTheJudge) {
   EXPECT_EQ(r.findings[0].error, 1);
 }
 
+// Parts of 2^20 that cancel are off by 2^-33: what a sum of them in double loses is the judge's.
+TEST(Forward, PartsMayBeLargerThanTheirSum) {
+  const auto apart = [](Locals x) {
+    for (double& v : x[0]) v += 0x1p20;
+    x[1].assign(x[1].size(), -0x1p20);
+    return x;
+  };
+  Play play(contract({4, 6}, on_tp(I()), on_tp(P())), "tp=2 fill=cancelling", apart, same());
+  const CheckResult passed = play.judge("forward");
+  EXPECT_EQ(passed.verdict, Verdict::passed);
+  EXPECT_FALSE(passed.exact);
+  EXPECT_NEAR(passed.bound, 2 * 0x1p-53 * 0x1p21, 1e-3 * 0x1p-31);
+  play.set(0, false, 5, play.get(0, false, 5) + 0x1p-30);
+  EXPECT_EQ(play.judge_again("forward").verdict, Verdict::failed);
+}
+
 TEST(Forward, VaryingAxesAreJudgedApart) {
   const auto on_pairs = [](const Locals& x) {  // tp=2 fastest: ranks {0,1} and {2,3}
     const Locals a = all_reduce({x[0], x[1]}), b = all_reduce({x[2], x[3]});
@@ -242,6 +290,10 @@ TEST(Forward, AMissingOrShortResultIsAFinding) {
   play->result(1, 0, false).bytes.resize(8);
   EXPECT_NE(play->judge_again("forward").findings.at(0).message.find(
                 "expected 24 elements of rank 1, met 1"),
+            std::string::npos);
+  play->result(1, 0, false).bytes.resize(25 * 8);
+  EXPECT_NE(play->judge_again("forward").findings.at(0).message.find(
+                "expected 24 elements of rank 1, met 25"),
             std::string::npos);
   play->e.ranks[1].shots[0].results.clear();
   EXPECT_NE(play->judge_again("forward").findings.at(0).message.find("met none of rank 1"),
@@ -852,6 +904,23 @@ TEST(Adjoint, ExhaustiveNamesTheEntry) {
   EXPECT_EQ(r.findings[0].wrong, 1);
 }
 
+// A block of zeros that nobody handed in is no block of zeros.
+TEST(Adjoint, AMissingBlockOfZerosIsMissed) {
+  auto play = scatter_sum(2, "", {4, 3});
+  EXPECT_EQ(play->judge("adjoint").verdict, Verdict::passed);
+  int missing = 0;
+  for (size_t s = 1; s < play->e.shots.size(); ++s) {
+    auto& results = play->e.ranks[1].shots[s].results;
+    if (play->e.shots[s].feeds[0].basis.empty()) continue;
+    missing += int(std::erase_if(results, [](const ResultTensor& t) {
+      return !t.gradient && std::all_of(t.bytes.begin(), t.bytes.end(),
+                                        [](std::byte b) { return b == std::byte{}; });
+    }));
+  }
+  EXPECT_GT(missing, 0);
+  EXPECT_EQ(play->judge_again("adjoint").verdict, Verdict::failed);
+}
+
 TEST(Adjoint, BothSidesZeroIsVacuous) {
   const auto nothing = [](const Locals& x) {
     return Locals(x.size(), std::vector<double>(x[0].size()));
@@ -1228,6 +1297,43 @@ TEST(Ledger, OrderWithinAPhaseAndPhasesApart) {
             2u);  // forward has one too many, backward none
 }
 
+// What a kernel puts off to `finish` belongs to its backward.
+TEST(Ledger, CallsOfFinishAreThoseOfTheBackward) {
+  Traffic due = one_all_reduce;
+  due.backward = true;
+  auto play = with_traffic({due});
+  for (RankRecord& r : play->e.ranks) r.shots[0].ledger[0].phase = Phase::finish;
+  EXPECT_EQ(play->judge_again("ledger").verdict, Verdict::passed);
+}
+
+TEST(Ledger, CallsOfOneRankAreDueOfIt) {
+  std::vector<Traffic> due(4, one_all_reduce);
+  for (int r = 0; r < 4; ++r) due[size_t(r)].rank = r;
+  EXPECT_EQ(with_traffic(due)->judge_again("ledger").verdict, Verdict::passed);
+  due.pop_back();
+  EXPECT_EQ(with_traffic(due)->judge_again("ledger").findings.at(0).ranks, std::vector<int>{3});
+}
+
+// Of two ranks each is the other's neighbour both ways, and every rank has a root.
+TEST(Ledger, HopsAndRootsAreTheLines) {
+  for (const auto& [op, word] :
+       {std::pair(Op::shift, "another hop"), {Op::broadcast, "another root"}})
+    for (const int hop : {1, 0}) {
+      Traffic due = one_all_reduce;
+      due.op = op, due.reduce = Reduce::none, due.hop = 1;
+      auto play = with_traffic({due});
+      for (int rank = 0; rank < 4; ++rank) {
+        LedgerEntry& c = play->e.ranks[size_t(rank)].shots[0].ledger[0];
+        c.op = op, c.reduce = Reduce::none, c.hop = hop, c.to = c.from = rank ^ 1;
+      }
+      const CheckResult r = play->judge_again("ledger");
+      EXPECT_EQ(r.verdict, hop == 1 ? Verdict::passed : Verdict::failed) << word;
+      if (hop != 1) {
+        EXPECT_NE(r.findings.at(0).message.find(word), std::string::npos) << word;
+      }
+    }
+}
+
 TEST(Ledger, PeersOfAShift) {
   const Traffic shift{Op::shift, Reduce::none, "tp", false, 24, DType::f64, 1, -1};
   Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
@@ -1249,11 +1355,68 @@ TEST(Ledger, PeersOfAShift) {
             std::string::npos);
 }
 
+// Backward through a pipeline the first rank has nobody to send to: three payloads of 192 B travel.
+TEST(Ledger, AShiftCountsWhatEachRankSends) {
+  const auto sent_by = [](int rank) { return rank == 0 ? 0 : 24; };
+  Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.traffic = [=](const Case&, const std::string&, int rank) {
+    return std::vector<Traffic>{
+        {Op::shift, Reduce::none, "tp", false, sent_by(rank), DType::f64, -1, -1}};
+  };
+  Play play(std::move(c), "tp=4", same(), same());
+  play.run("ledger");
+  for (int r = 0; r < 4; ++r) {
+    LedgerEntry e = made(r);
+    e.op = Op::shift, e.reduce = Reduce::none, e.members = {0, 1, 2, 3};
+    e.count = sent_by(r), e.hop = -1, e.to = (r + 3) % 4, e.from = (r + 1) % 4;
+    play.e.ranks[size_t(r)].shots[0].ledger = {e};
+  }
+  EXPECT_EQ(play.judge_again("ledger").note,
+            "1 call and 0 B on rank 0, 576 B in rings over all ranks");
+}
+
 TEST(Ledger, NotDueWhereTheSubjectCommunicatesByItself) {
   auto play = with_traffic({});
   Declared own;
   own.own_communication = true;
   EXPECT_FALSE(check_named("ledger").due(*play->e.contract, *play->e.line, own));
+}
+
+// Copies are compared in pieces, each of which counts; and so does the type.
+TEST(Replica, ADifferenceInAnyPieceCounts) {
+  auto play = gather(2, "", {1000, 1000});
+  EXPECT_EQ(play->judge("replica").verdict, Verdict::passed);
+  for (const int64_t at : {0, 500000, 999999}) {
+    const double right = play->get(1, false, at);
+    play->set(1, false, at, right + 1);
+    EXPECT_EQ(play->judge_again("replica").verdict, Verdict::failed) << at;
+    play->set(1, false, at, right);
+  }
+  play->result(1, 0, false).dtype = DType::i64;
+  EXPECT_EQ(play->judge_again("replica").verdict, Verdict::failed);
+}
+
+TEST(Memory, OfEveryShotIsTold) {
+  auto play = reduce(2);
+  play->run("repeat");
+  EXPECT_EQ(play->judge_again("memory").verdict, Verdict::passed);
+  const int late = play->e.find_shot("repeat:delays");
+  play->e.ranks[1].shots[size_t(late)].memory = {{"guard", "y", 1, 0, "seen"}};
+  const CheckResult r = play->judge_again("memory");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].message.find("in 'repeat:delays'"), std::string::npos);
+}
+
+TEST(Repeat, AResultThatIsMissingIsNoEqualOne) {
+  auto play = reduce(2);
+  EXPECT_EQ(play->judge("repeat").verdict, Verdict::passed);
+  auto& again = play->e.ranks[1].shots[size_t(play->e.find_shot("repeat"))].results;
+  std::erase_if(again, [](const ResultTensor& t) { return t.gradient; });
+  const CheckResult r = play->judge_again("repeat");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings.at(0).message.find("expected a result of rank 1, met none"),
+            std::string::npos)
+      << r.findings.at(0).message;
 }
 
 // ---- Lockstep ----
@@ -1304,6 +1467,25 @@ TEST(Lockstep, RecordedListsAreComparedWithinAGroup) {
   play = with_traffic({});
   play->e.ranks[1].shots[0].ledger.clear();
   EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::failed);
+}
+
+// But for how much each rank sends where ranks may send differently much.
+TEST(Lockstep, EveryPropertyOfARecordedCallCounts) {
+  const std::function<void(LedgerEntry&)> changes[] = {
+      [](LedgerEntry& c) { c.op = Op::reduce_scatter; }, [](LedgerEntry& c) { c.hop = 1; },
+      [](LedgerEntry& c) { c.reduce = Reduce::avg; }, [](LedgerEntry& c) { c.dtype = DType::bf16; },
+      [](LedgerEntry& c) { c.count = 23; }};
+  for (size_t i = 0; i < std::size(changes); ++i) {
+    auto play = with_traffic({});
+    changes[i](play->e.ranks[3].shots[0].ledger[0]);
+    EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::failed) << i;
+  }
+  for (const Op op : {Op::shift, Op::all_to_all}) {
+    auto play = with_traffic({});
+    for (RankRecord& r : play->e.ranks) r.shots[0].ledger[0].op = op;
+    play->e.ranks[3].shots[0].ledger[0].count = 23;
+    EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::passed) << name(op);
+  }
 }
 
 TEST(Lockstep, ACallThatOnlyTheLastMemberMadeIsSeen) {
@@ -1581,6 +1763,45 @@ TEST(Accumulate, LeavesOtherCallsThanTheDueToTheLedger) {
   EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed);
 }
 
+// Of a microbatch the output is its own: the sum of the gradients does not show it.
+TEST(Accumulate, HoldsEachOutputOfAStepToItsOwnTruth) {
+  const auto play = with_calls_of_a_step(true);
+  for (const char* step : {"accumulate:step 1", "accumulate:step 2"}) {
+    const int shot = play->e.find_shot(step);
+    const Shot& program = play->e.shots[size_t(shot)];
+    ResultTensor& y = play->result(1, shot, false, judging::step_of(program, "F1"));
+    const double right = load(y.bytes.data() + 40, DType::f64);
+    store(y.bytes.data() + 40, DType::f64, right + 1);
+    const CheckResult r = play->judge_again("accumulate");
+    ASSERT_EQ(r.verdict, Verdict::failed) << step;
+    EXPECT_EQ(r.findings[0].tensor, "y") << step;
+    EXPECT_EQ(r.findings[0].where, "y[0,5]") << step;
+    store(y.bytes.data() + 40, DType::f64, right);
+  }
+  EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed);
+}
+
+// Where the base shot is wrong by itself, whoever repeats it is no second culprit.
+TEST(Accumulate, LeavesWhatIsWrongAloneToForward) {
+  auto play = reduce(3);
+  play->run("accumulate");
+  play->set(1, false, 4, play->get(1, false, 4) + 1);
+  EXPECT_EQ(play->judge_again("forward").verdict, Verdict::failed);
+  EXPECT_EQ(play->judge_again("accumulate").verdict, Verdict::passed);
+}
+
+// Half of the second forward's tokens have no loss: ranks that have nothing to say.
+TEST(Accumulate, SilencesHalfOfTheSecondFeed) {
+  auto play = reduce(3);
+  play->run("accumulate");
+  for (const char* name : {"accumulate:interleaved", "accumulate:sequential"}) {
+    const auto& feeds = play->e.shots[size_t(play->e.find_shot(name))].feeds;
+    ASSERT_EQ(feeds.size(), 3u) << name;
+    EXPECT_FALSE(feeds[0].silent_half || feeds[2].silent_half) << name;
+    EXPECT_TRUE(feeds[1].silent_half) << name;
+  }
+}
+
 // Wrong on other data than the base ones, state or no state.
 TEST(Accumulate, WhatOnlyOtherDataShowMayBeNoStateAtAll) {
   auto base = std::make_shared<Locals>();
@@ -1605,6 +1826,78 @@ TEST(Accumulate, EqualFeedsAreVacuous) {
   };
   Play play(contract({4, 6}, on_tp(P()), on_tp(I())), "tp=2", blind, blind);
   EXPECT_EQ(play.judge("accumulate").verdict, Verdict::vacuous);
+}
+
+// ---- Where no error is too large ----
+
+// Sums of a thousand in bf16 that are added up in bf16.
+std::unique_ptr<Play> without_bounds() {
+  Contract c = of_microbatches(contract({4, 6}, on_tp(P()), on_tp(I())), "2");
+  const auto forward = c.forward;
+  c.forward = [forward](const Case& line, std::span<const Whole> in, std::vector<Gauge>* gauges) {
+    auto y = forward(line, in, gauges);
+    if (gauges) (*gauges)[0].terms = 1000;
+    return y;
+  };
+  const auto backward = c.backward;
+  c.backward = [backward](const Case& line, std::span<const Whole> in, std::span<const Whole> cot,
+                          std::vector<Gauge>* gauges) {
+    auto d = backward(line, in, cot, gauges);
+    if (gauges) (*gauges)[0].terms = 1000;
+    return d;
+  };
+  auto play = std::make_unique<Play>(std::move(c), "tp=2 dtype=bf16 fill=normal", sum(), same());
+  play->e.declared.accumulates_in_storage = true;
+  return play;
+}
+
+TEST(WithoutBounds, NothingIsSaid) {
+  for (const char* check : {"forward", "gradient", "adjoint", "accumulate"})
+    EXPECT_EQ(without_bounds()->judge(check).verdict, Verdict::vacuous) << check;
+}
+
+TEST(WithoutBounds, WhatIsMissingIsMissed) {
+  const auto play = without_bounds();
+  play->run("adjoint");
+  for (const Shot& s : play->e.shots)
+    if (s.feeds[0].fill == Fill::normal && s.name != "base")
+      play->e.ranks[1].shots[size_t(play->e.find_shot(s.name))].results.clear();
+  EXPECT_EQ(play->judge_again("adjoint").verdict, Verdict::failed);
+}
+
+// ---- Leak ----
+
+TEST(Leak, IsBitwiseOrWithinWhatBothRunsMayBeOff) {
+  Contract c = contract({4, 6}, on_tp(S(0)), on_tp(I()));
+  c.sequences = [](const Case&, const Operand&) { return std::vector<int64_t>{0, 0, 1, 1}; };
+  Play play(std::move(c), "tp=2 fill=normal", all_gather, own_block);
+  EXPECT_EQ(play.judge("leak").verdict, Verdict::passed);
+  const Truth& truth = play.e.truth(play.e.shots[0].feeds[0]);
+  const double b = bound_of(play.e, play.e.operands[1], false, truth.outputs[0],
+                            truth.output_gauges[0])(13),
+               right = play.get(0, false, 13);
+  const int loud = play.e.find_shot("leak:0");
+  const auto off_by = [&](double bounds, bool bitwise) {
+    play.set(0, false, 13, right + bounds * b, loud);
+    play.e.declared.leak_bitwise = bitwise;
+    return play.judge_again("leak").verdict;
+  };
+  EXPECT_EQ(off_by(1.5, true), Verdict::failed);
+  EXPECT_EQ(off_by(1.5, false), Verdict::passed);
+  EXPECT_EQ(off_by(3, false), Verdict::failed);
+}
+
+// Nothing that is made of padding is a number, and nothing else is made of it.
+TEST(Leak, PaddingIsNoNumber) {
+  Contract c = contract({4, 6}, on_tp(S(0)), on_tp(I()));
+  c.sequences = [](const Case&, const Operand&) { return std::vector<int64_t>{0, 0, 0, -1}; };
+  Play play(std::move(c), "tp=2", all_gather, own_block);
+  EXPECT_EQ(play.judge("leak").verdict, Verdict::passed);
+  const int loud = play.e.find_shot("leak:padding");
+  for (const auto& given : play.e.shots[size_t(loud)].feeds[0].given)
+    for (size_t i = 0; i < 24; ++i) EXPECT_EQ(std::isnan(given.value[i]), i >= 18) << i;
+  play.set(1, false, 7, nan_value, loud);  // 0 times padding
+  EXPECT_EQ(play.judge_again("leak").verdict, Verdict::failed);
 }
 
 // ---- Rejection ----

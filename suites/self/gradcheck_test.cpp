@@ -75,6 +75,7 @@ const Registry& registry() {
     add("off_by_rounding", [] { return std::make_unique<Scaled>(1, 1 + 0x1p-50); });
     add("forward_doubled", [] { return std::make_unique<Scaled>(2, 1); });
     add("zero_gradient", [] { return std::make_unique<Scaled>(1, 0); });
+    add("nothing", [] { return std::make_unique<Scaled>(0, 1); });
     add("staircase", [] { return std::make_unique<Staircase>(); });
     return r;
   }();
@@ -149,6 +150,11 @@ TEST(Gradcheck, ComparesWithTheSubjectsOwnForward) {
 
 TEST(Gradcheck, AGradientOfZeroIsNoGradient) {
   EXPECT_EQ(judge("mlp tp=2 subject=zero_gradient").verdict, Verdict::failed);
+}
+
+// A slope of zero is one that a gradient may differ from.
+TEST(Gradcheck, AGradientOfNothingIsWrong) {
+  EXPECT_EQ(judge("mlp tp=2 subject=nothing").verdict, Verdict::failed);
 }
 
 TEST(Gradcheck, AForwardThatIsNotSmoothIsNamed) {
