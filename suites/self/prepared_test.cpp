@@ -236,6 +236,10 @@ TEST_F(Prepared, ACotangentThatChangedFailsMemory) {
                               }});
   const Report report = judged(folder, families());
   EXPECT_EQ(with(report, Verdict::failed), std::vector<std::string>{"memory"});
+  for (const CheckResult& c : report.cases[0].checks)
+    if (c.check == "memory") {
+      EXPECT_EQ(c.findings.at(0).tensor, "cotangent of y");
+    }
 }
 
 // Arguments are compared in pieces of a MiB.
@@ -441,6 +445,14 @@ class Answered : public Prepared {
     prepare("linear_row tp=2 sp=on", {"forward", "gradient", "memory"});
     answer(folder, families());
   }
+  // Of a pass that accumulates; its parameters' gradients are not whole there.
+  std::string prefix_of_first_backward_of_a_step() const {
+    for (const auto& pass : read_case(folder, families()).plan.passes)
+      for (const auto& step : pass.steps)
+        if (pass.accumulate && step.backward) return step.prefix;
+    ADD_FAILURE() << "expected a pass that accumulates";
+    return "";
+  }
   void change(const std::function<void(std::vector<TensorToWrite>&)>& edit) {
     answer(folder, families(), {.change = [&](int rank, auto& tensors) {
              if (rank == 1) edit(tensors);
@@ -523,6 +535,46 @@ TEST_F(Answered, EveryEditOfAnInputNamesTheTensor) {
   const tensors::SafetensorsFile file(path("rank1.in.safetensors"));
   expect_refused("rank1.in.safetensors",
                  {"tensor '" + file->tensors().back().name + "'", "edited"});
+}
+
+// The same tensors in another file: nothing that they hold was edited, and still it is no file that
+// was prepared.
+TEST_F(Answered, AnInputWithATensorMoreIsNoneThatWasPrepared) {
+  std::vector<TensorToWrite> all;
+  tensors::Metadata metadata;
+  {
+    const tensors::SafetensorsFile file(path("rank1.in.safetensors"));
+    metadata = file->metadata();
+    for (const tensors::FileTensor& t : file->tensors())
+      all.push_back(foreign::held(t.name, *t.dtype, t.shape, {t.bytes.begin(), t.bytes.end()}));
+  }
+  all.push_back(foreign::held("more", DType::f64, {1}, std::vector<std::byte>(8)));
+  tensors::write_safetensors(path("rank1.in.safetensors"), std::move(all), metadata);
+  expect_refused("rank1.in.safetensors",
+                 {"expected the file as it was prepared, met another one; it was edited"});
+}
+
+// The base shot is due, whoever leaves it out.
+TEST_F(Answered, NoAnswerAtAllIsNoAnswer) {
+  answer(folder, families(), {.change = [](int, auto& tensors) { tensors.clear(); }});
+  expect_refused("rank0.out.safetensors", {"met none of that name"});
+}
+
+// Running sums are those of parameters; a gradient that the line does not ask is no result.
+TEST_F(Answered, OnlyASumOfParametersMayBeHandedInEarly) {
+  prepare("linear_column tp=2 microbatches=2 input_grad=off", {"accumulate"});
+  const auto with_more = [&](const std::string& of) {
+    answer(
+        folder, families(), {.change = [&](int rank, auto& tensors) {
+          if (rank != 1) return;
+          const std::string prefix = prefix_of_first_backward_of_a_step();
+          tensors.push_back(foreign::held(prefix + of, DType::f64, {1}, std::vector<std::byte>(8)));
+        }});
+  };
+  with_more("grad.w");
+  EXPECT_EQ(refusal(), "accepted");
+  with_more("grad.x");
+  expect_refused("rank1.out.safetensors", {"grad.x'", "no step of this line gives", "leave it"});
 }
 
 TEST_F(Answered, FilesOfTwoRunsAreNotMixed) {
