@@ -84,9 +84,7 @@ View QuantisedGather::amax_of_history(Rank& rank, const Recipe& r, const View& h
 }
 
 void QuantisedGather::roll(const View& history, const View& amax, const View& next) {
-  const int64_t kept = history.elements() - 1;
-  convert(amax, next.narrow(0, 0, 1));
-  convert(history.narrow(0, 0, kept), next.narrow(0, 1, kept));
+  roll_history(history, amax, next);
 }
 
 void QuantisedGather::scales_of(const Recipe& r, const View& amax, const View& scales) {

@@ -26,6 +26,8 @@ View gathered_as_it_is(Parallel& p, const View& own) {
   return whole;
 }
 
+bool has_history(const Case& line) { return line.at("history") > 0; }
+
 bool in_squares(const Case& line) { return line.text("weight_block") == "square"; }
 
 // The last dim first.
@@ -41,6 +43,16 @@ View squares_view(View v, int64_t side) {
   v.shape = {rows / side, columns / side, side, side};
   v.strides = {side * down, side * along, down, along};
   return v;
+}
+
+Refusal histories(const Case& line) {
+  if (!has_history(line)) return std::nullopt;
+  const int64_t others = int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp);
+  return first_refusal(when(line.at("block") > 0 || line.text("amax") == "shard",
+                            "one scale of a tensor with history",
+                            said(line, "block") + " " + said(line, "amax"), "leave the other out"),
+                       when(others > 1 && line.text("over") == "tp", "over=all with history",
+                            said(line, "over"), "all ranks of dp and cp have one history"));
 }
 
 Refusal blocks(const Case& line) {
@@ -69,9 +81,9 @@ Refusal blocks(const Case& line) {
 std::optional<Rejected> refused_quantised_linear(const Case& line) {
   const int64_t p = line.ranks(Axis::tp);
   return first_refusal(other_axes(line), uncut_tokens(line),
-                       undivided(line, is_row(line) ? "in" : "out", p, "tp"), blocks(line),
-                       countable(line, {"tokens", "in"}), countable(line, {"tokens", "out"}),
-                       countable(line, {"in", "out"}));
+                       undivided(line, is_row(line) ? "in" : "out", p, "tp"), histories(line),
+                       blocks(line), countable(line, {"tokens", "in"}),
+                       countable(line, {"tokens", "out"}), countable(line, {"in", "out"}));
 }
 
 Recipe QuantisedLinear::recipe(const Case& line, Of of) const {
@@ -115,6 +127,16 @@ View QuantisedLinear::amax_of(Rank& rank, const Recipe& r, Of of, const View& x)
   return all;
 }
 
+View QuantisedLinear::amax_of_history(Rank& rank, const Recipe& r, Of, const View& history) {
+  const View most = rank.workspace(r.type, {1});
+  greatest_of(r, history, most);
+  return most;
+}
+
+void QuantisedLinear::roll(Of, const View& history, const View& amax, const View& next) {
+  roll_history(history, amax, next);
+}
+
 void QuantisedLinear::scales_of(const Recipe& r, Of, const View& amax, const View& scales) {
   scales_from(r, amax, scales);
 }
@@ -145,7 +167,11 @@ View QuantisedLinear::in_order(const Case& line, Of of, const View& x, bool turn
 QuantisedLinear::Codes QuantisedLinear::codes(Rank& rank, Of of, const View& x, bool turned) {
   const Recipe r = recipe(rank.line(), of);
   const View read = in_order(rank.line(), of, x, turned);
-  const View amax = amax_of(rank, r, of, read);
+  View amax = amax_of(rank, r, of, read);
+  if (const auto& [history, next] = histories_[size_t(of)]; history.data) {
+    roll(of, history, amax, next);
+    amax = amax_of_history(rank, r, of, history);
+  }
   Codes c{Kept(DType::i32, {words_of(x.elements())}), Kept(r.type, amax.shape), x.shape, turned};
   scales_of(r, of, amax, c.scales.view());
   quantise(rank, r, of, read, c.scales.view(), c.words.view());
@@ -201,17 +227,23 @@ void QuantisedLinear::reduce_output(Parallel& p, const View& z, const View& b, c
   Row().reduce_and_add_bias(p, z, b, y);
 }
 
-// inputs x, w, [b]; output y.
+// inputs x, w, [b] and, with history=, those of x, w and g; outputs y and the next ones of x and w.
 std::unique_ptr<Saved> QuantisedLinear::forward(Rank& rank, std::span<const View> inputs,
                                                 std::span<const View> outputs) {
   if (auto refused = refused_quantised_linear(rank.line())) throw *refused;
   Parallel p(rank);
   auto state = std::make_unique<State>();
   state->given = inputs[0];
+  std::fill(std::begin(histories_), std::end(histories_), History{});
+  if (const size_t n = inputs.size(); has_history(rank.line())) {
+    histories_[size_t(Of::x)] = {inputs[n - 3], outputs[1]};
+    histories_[size_t(Of::w)] = {inputs[n - 2], outputs[2]};
+    state->g_history = inputs[n - 1];
+  }
   state->x = copies(rank, Of::x, inputs[0]);
   state->w = copies(rank, Of::w, inputs[1]);
   output(p, values(p, Of::x, state->x.along), values(p, Of::w, state->w.along),
-         inputs.size() > 2 ? inputs[2] : View{}, outputs[0]);
+         rank.line().on("bias") ? inputs[2] : View{}, outputs[0]);
   return state;
 }
 
@@ -261,9 +293,11 @@ void QuantisedLinear::gradients_of(Parallel& p, State& state, const View& g,
 void QuantisedLinear::backward(Rank& rank, Saved& saved, std::span<const View> cotangents,
                                std::span<const View> gradients) {
   Parallel p(rank);
+  auto& state = static_cast<State&>(saved);
+  histories_[size_t(Of::g)] = {state.g_history, gradients.back()};
   into_running_sums(
-      p, gradients,
-      [&](auto own) { gradients_of(p, static_cast<State&>(saved), cotangents[0], own); }, add_into);
+      p, gradients.first(rank.line().on("bias") ? 3 : 2),
+      [&](auto own) { gradients_of(p, state, cotangents[0], own); }, add_into);
 }
 
 }  // namespace shardproof::primitives

@@ -11,6 +11,9 @@
 //   scales    greatest / amax of the whole tensor: amax is reduced (max) over tp where tp cuts it,
 //             and over cp and dp where over=all. amax=shard: of the own shard, unless it is
 //             gathered
+//   history=h scales are greatest / the greatest of h amaxes of earlier steps, which are handed in
+//             for X, W and G; the own step's, reduced as above, becomes the newest of the next
+//             history, a result of X's and W's, the gradient of G's
 //   block=B   B elements that a product sums share a scale; nothing is reduced, scales are
 //             gathered. A product that sums over the other dim reads other codes, those of the
 //             transpose.
@@ -51,8 +54,13 @@ class QuantisedLinear : public Kernel {
     Codes along, across;  // without blocks there is one copy
     const Codes& over_first() const { return across.shape.empty() ? along : across; }
   };
+  // Of amaxes, and where that of the next step goes.
+  struct History {
+    View given, next;
+  };
   struct State : Saved {
-    View given;  // X, for wgrad=high
+    View given;      // X, for wgrad=high
+    View g_history;  // of the cotangent that is to come
     Copies x, w;
   };
 
@@ -63,6 +71,8 @@ class QuantisedLinear : public Kernel {
   virtual std::vector<Axis> reduced_over(const Case&, Of) const;
   virtual void own_amax(const Recipe&, Of, const View& x, const View& amax);
   virtual void reduce_amax(Rank&, Of, const std::vector<Axis>&, const View& own, const View& all);
+  virtual View amax_of_history(Rank&, const Recipe&, Of, const View& history);
+  virtual void roll(Of, const View& history, const View& amax, const View& next);
   virtual void scales_of(const Recipe&, Of, const View& amax, const View& scales);
   virtual void quantise(Rank&, const Recipe&, Of, const View& x, const View& scales,
                         const View& words);
@@ -86,6 +96,7 @@ class QuantisedLinear : public Kernel {
   Codes codes(Rank&, Of, const View& x, bool turned);
 
  private:
+  History histories_[3];  // of the forward or backward that runs
   View amax_of(Rank&, const Recipe&, Of, const View& x);
   void gradients_of(Parallel&, State&, const View& g, std::span<const View> gradients);
 };

@@ -19,6 +19,12 @@ EightBits format_of(const Case& line, const char* key) {
   return line.text(key) == "e5m2" ? e5m2 : e4m3;
 }
 
+void roll_history(const View& history, const View& amax, const View& next) {
+  const int64_t kept = history.elements() - 1;
+  convert(amax, next.narrow(0, 0, 1));
+  convert(history.narrow(0, 0, kept), next.narrow(0, 1, kept));
+}
+
 void greatest_of(const Recipe& r, const View& x, const View& amax) {
   perform(AbsoluteMaximum{tensor(x), tensor(amax), x.elements() / amax.elements(), wide(r)},
           "amax");

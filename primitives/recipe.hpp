@@ -22,6 +22,8 @@ struct Recipe {
 };
 EightBits format_of(const Case&, const char* key);  // e4m3 or e5m2
 
+// next = amax, history but for its oldest, which is the last.
+void roll_history(const View& history, const View& amax, const View& next);
 // amax of each group of x; scales of these; codes of x, four in a word of i32; values of codes.
 void greatest_of(const Recipe&, const View& x, const View& amax);
 void scales_from(const Recipe&, const View& amax, const View& scales);

@@ -83,6 +83,15 @@ void append(Quantised& r, const Quantiser& q, double x, double s) {
 
 }  // namespace
 
+namespace {
+
+Uncertain with_steps(Quantised r) {
+  for (size_t i = 0; i < r.error.size(); ++i) r.error[i] += r.step[i];
+  return {std::move(r.value), std::move(r.error)};
+}
+
+}  // namespace
+
 Quantised quantised(const Quantiser& q, In x, In scales, int64_t group) {
   Quantised r;
   for (size_t i = 0; i < x.size(); ++i) append(r, q, x[i], scales[i / size_t(group)]);
@@ -97,8 +106,11 @@ Uncertain quantised_by_group(const Quantiser& q, In x, std::span<const int64_t> 
   }
   Quantised r;
   for (size_t i = 0; i < x.size(); ++i) append(r, q, x[i], scale_of(q, amax[size_t(group[i])]));
-  for (size_t i = 0; i < x.size(); ++i) r.error[i] += r.step[i];
-  return {std::move(r.value), std::move(r.error)};
+  return with_steps(std::move(r));
+}
+
+Uncertain quantised_at(const Quantiser& q, In x, double scale) {
+  return with_steps(quantised(q, x, Values{scale}, int64_t(x.size())));
 }
 
 Values turned(In x, int64_t rows) {

@@ -74,6 +74,8 @@ Quantised quantised(const Quantiser&, In x, In scales, int64_t group);
 // Elements of one number of `group` share the scale of their greatest magnitude: the value, and how
 // far off it may be computed.
 Uncertain quantised_by_group(const Quantiser&, In x, std::span<const int64_t> group);
+// All of them have this scale, whatever is greatest: of an amax that was seen earlier.
+Uncertain quantised_at(const Quantiser&, In x, double scale);
 Values turned(In, int64_t rows);  // the transpose of a matrix of so many rows
 Uncertain turned(const Uncertain&, int64_t rows);
 double scale_error(const Quantiser&, double scale);  // two roundings; none of a power of two

@@ -10,10 +10,52 @@
 #include "primitives/quantised_gather.hpp"
 #include "reference/quantised.hpp"
 #include "suites/ours.hpp"
+#include "suites/quantised.hpp"
 #include "suites/reading.hpp"
 #include "suites/replicated.hpp"
 
 namespace shardproof {
+namespace delayed {
+
+Key history_key() {
+  return linears::extent("history", "0", 0,
+                         "delayed scaling: amaxes of so many earlier steps; 0: none", 64);
+}
+
+Operand operand(const Case& c, const char* name, Operand::Role role, const std::vector<Axis>& alike,
+                bool gradient) {
+  Operand o{name, role, {c.at("history")}, {}, gradient};
+  for (Axis a : alike) o.layout.emplace_back(a, I());
+  o.dtype_override = linears::loss_type(c), o.fixed_dtype = true;
+  return o;
+}
+
+std::vector<double> drawn(const Case& c, const Operand& o, uint64_t seed, int64_t range,
+                          int64_t greatest) {
+  const auto shape = whole_shape(o.shape, o.layout, c.mesh());
+  const int64_t steps = o.shape[0];
+  auto values = draw_whole({fill_of(c), seed, range, -1}, o.name, o.dtype_override, shape);
+  const int size = std::ilogb(reference::greatest_magnitude(values));
+  const bool fresh = c.has("fresh") && c.on("fresh");
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int away = int(std::abs(int64_t(i) % steps - greatest));
+    int exponent = 0;
+    const double significand = std::frexp(std::abs(values[i]), &exponent);
+    values[i] = fresh ? 0 : std::ldexp(significand, size - 2 * away);
+  }
+  return values;
+}
+
+Whole rolled(const Case& c, const Whole& history, const std::vector<double>& amax) {
+  Whole next = history;
+  const size_t steps = size_t(c.at("history"));
+  for (size_t i = 0; i < next.value.size(); ++i)
+    next.value[i] = i % steps == 0 ? amax[i / steps] : history.value[i - 1];
+  return next;
+}
+
+}  // namespace delayed
+
 namespace {
 
 using namespace linears;
@@ -82,33 +124,12 @@ std::optional<int64_t> range_of(const Case& c) {
   return range_of_products(c, c.ranks(Axis::tp), 1);
 }
 
-// The greatest of h steps is the oldest where h is odd, else one between: four times the next ones.
-std::vector<double> history_of(const Case& c, const Operand& o, uint64_t seed) {
-  const auto shape = whole_shape(o.shape, o.layout, c.mesh());
-  const int64_t steps = o.shape[0], greatest = steps % 2 ? steps - 1 : steps / 2;
-  auto values =
-      draw_whole({fill_of(c), seed, range_of(c).value_or(1), -1}, o.name, o.dtype_override, shape);
-  const int size = std::ilogb(reference::greatest_magnitude(values));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const int away = int(std::abs(int64_t(i) % steps - greatest));
-    int exponent = 0;
-    const double significand = std::frexp(std::abs(values[i]), &exponent);
-    values[i] = c.on("fresh") ? 0 : std::ldexp(significand, size - 2 * away);
-  }
-  return values;
-}
-
-Operand history_operand(const Case& c, const char* name, Operand::Role role) {
-  Operand o{name, role, {c.at("history")}, {}, false};
-  for (Axis a : reading::axes_in(c, "over")) o.layout.emplace_back(a, I());
-  o.dtype_override = loss_type(c), o.fixed_dtype = true;
-  return o;
-}
+std::vector<Axis> all_of_scale(const Case& c) { return reading::axes_in(c, "over"); }
 
 Operand scale_operand(const Case& c) {
   Operand o{"scale", Operand::output, {1}, {}, false};
   if (one_scale(c))
-    o.layout = history_operand(c, "", Operand::output).layout;
+    o.layout = delayed::operand(c, "", Operand::output, all_of_scale(c)).layout;
   else
     o.shape = {c.at("tokens"), c.at("hidden") / c.at("block")},
     o.layout = rows_cut(c, of_result(c));
@@ -124,9 +145,14 @@ std::vector<Operand> operands(const Case& c) {
   y.factor = sizes_of_rows(c, y, 0);
   if (c.on("ties")) x.made = [c, x](uint64_t seed) { return ties_of(c, x, seed); };
   if (c.at("history") == 0) return {x, y, scale_operand(c)};
-  Operand history = history_operand(c, "history", Operand::input);
-  history.made = [c, history](uint64_t seed) { return history_of(c, history, seed); };
-  return {x, history, y, scale_operand(c), history_operand(c, "next_history", Operand::output)};
+  Operand history = delayed::operand(c, "history", Operand::input, all_of_scale(c));
+  history.made = [c, history](uint64_t seed) {
+    // The oldest of an odd number of steps, else one between.
+    const int64_t steps = c.at("history"), greatest = steps % 2 ? steps - 1 : steps / 2;
+    return delayed::drawn(c, history, seed, range_of(c).value_or(1), greatest);
+  };
+  return {x, history, y, scale_operand(c),
+          delayed::operand(c, "next_history", Operand::output, all_of_scale(c))};
 }
 
 reference::Quantiser quantiser(const Case& c, const char* key) {
@@ -185,26 +211,18 @@ Gauge gauge_of_scales(const Case& c, const Values& scales) {
   return std::ranges::all_of(g.bound, [](double b) { return b == 0; }) ? Gauge{} : g;
 }
 
-Whole rolled(const Case& c, const Whole& history, const Values& amax) {
-  Whole next = history;
-  const size_t steps = size_t(c.at("history"));
-  for (size_t i = 0; i < next.value.size(); ++i)
-    next.value[i] = i % steps == 0 ? amax[i / steps] : history.value[i - 1];
-  return next;
-}
-
 std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
-  const bool delayed = in.size() > 1;
-  OfLists q = of_lists(c, "format", in[0].value, delayed ? &in[1].value : nullptr);
+  const bool has_history = in.size() > 1;
+  OfLists q = of_lists(c, "format", in[0].value, has_history ? &in[1].value : nullptr);
   if (gauges) {
     *gauges = {gauge_of_grid(c, q.x), gauge_of_scales(c, q.scales)};
-    if (delayed) gauges->push_back({});
+    if (has_history) gauges->push_back({});
   }
   const Operand scale = scale_operand(c);
   std::vector<Whole> out{
       whole(in[0].shape, std::move(q.x.value)),
       whole(denoted_shape(scale.shape, scale.layout, c.mesh()), std::move(q.scales))};
-  if (delayed) out.push_back(rolled(c, in[1], q.amax));
+  if (has_history) out.push_back(delayed::rolled(c, in[1], q.amax));
   return out;
 }
 
@@ -264,7 +282,7 @@ std::vector<Key> keys() {
       choice("format", {"e4m3", "e5m2"}, "of the codes"),
       choice("scaling", {"exact", "pow2"}, "greatest / amax, or the power of two at or below it"),
       count("block", "0", "elements of a row that share a scale; 0: one scale of all"),
-      count("history", "0", "delayed scaling: amaxes of so many earlier steps; 0: none"),
+      delayed::history_key(),
       toggle("fresh", "off", "a history of zeros, as the first step meets it"),
       choice("output", {"replicate", "invariant", "shard"},
              "gathered, with a gradient that is partial or whole; shard: not gathered"),

@@ -11,6 +11,7 @@
 #include "primitives/quantised_linear.hpp"
 #include "reference/quantised.hpp"
 #include "suites/ours.hpp"
+#include "suites/quantised.hpp"
 #include "suites/reading.hpp"
 #include "suites/replicated.hpp"
 
@@ -27,6 +28,7 @@ enum class Of : uint8_t { x, w, g };  // X, W, the cotangent of Y
 
 bool is_row(const Case& c) { return c.text("parallel") == "row"; }
 bool one_scale(const Case& c) { return c.at("block") == 0; }
+bool has_history(const Case& c) { return c.at("history") > 0; }
 bool is_high(const Case& c) { return c.text("wgrad") == "high"; }
 bool parts_of_tokens(const Case& c) { return c.on("sp") && c.ranks(Axis::tp) > 1; }
 
@@ -67,6 +69,23 @@ std::function<double(int64_t)> sizes(const Case& c, const Operand& o, Of of) {
   };
 }
 
+// Of X, W and G, in this order, behind the other inputs. That of G has the next one for a gradient:
+// it is made in the backward, and nothing else flows back to it. The greatest amax is the oldest of
+// X, the newest of W, one between of G.
+const std::vector<Axis> sharers{Axis::dp, Axis::cp, Axis::tp};
+std::vector<Operand> histories(const Case& c) {
+  std::vector<Operand> list;
+  const int64_t steps = c.at("history");
+  for (const auto& [name, greatest] : {std::pair<const char*, int64_t>{"x_history", steps - 1},
+                                       {"w_history", 0},
+                                       {"g_history", steps / 2}}) {
+    Operand o = delayed::operand(c, name, Operand::input, sharers, name[0] == 'g');
+    o.made = [c, o, at = greatest](uint64_t seed) { return delayed::drawn(c, o, seed, 1, at); };
+    list.push_back(std::move(o));
+  }
+  return list;
+}
+
 std::vector<Operand> operands(const Case& c) {
   const auto shape_x = token_shape(c, c.at("in")), shape_y = token_shape(c, c.at("out"));
   const Placement tokens = c.on("sp") ? S(0) : I();
@@ -80,8 +99,16 @@ std::vector<Operand> operands(const Case& c) {
         0},
       y{"y", Operand::output, shape_y, tokens_on(is_row(c) ? tokens : S(last(shape_y))), true, 0};
   x.factor = sizes(c, x, Of::x), w.factor = sizes(c, w, Of::w), y.factor = sizes(c, y, Of::g);
-  if (!c.on("bias")) return {x, w, y};
-  return {x, w, {"b", Operand::parameter, {c.at("out")}, parameter_on(is_row(c) ? I() : S(0))}, y};
+  std::vector<Operand> list{x, w};
+  if (c.on("bias"))
+    list.push_back({"b", Operand::parameter, {c.at("out")}, parameter_on(is_row(c) ? I() : S(0))});
+  if (has_history(c))
+    for (Operand& history : histories(c)) list.push_back(std::move(history));
+  list.push_back(y);
+  if (has_history(c))
+    for (const char* name : {"next_x_history", "next_w_history"})
+      list.push_back(delayed::operand(c, name, Operand::output, sharers));
+  return list;
 }
 
 // ---- Scales
@@ -113,7 +140,14 @@ int64_t scale_of_block(const Case& c, Of of, bool across, int64_t row, int64_t c
                 : row * columns_of(c, of) / block + column / block;
 }
 
-Uncertain quantised(const Case& c, Of of, bool across, const Values& x) {
+const Whole& history_of(std::span<const Whole> in, Of of) { return in[in.size() - 3 + size_t(of)]; }
+
+Uncertain quantised(const Case& c, std::span<const Whole> in, Of of, bool across, const Values& x) {
+  if (has_history(c)) {
+    const auto q = quantiser(c, of);
+    const double amax = reference::greatest_magnitude(history_of(in, of).value);
+    return reference::quantised_at(q, x, reference::scale_of(q, amax));
+  }
   const int64_t columns = columns_of(c, of);
   std::vector<int64_t> scale(x.size());
   for (int64_t i = 0; i < int64_t(x.size()); ++i)
@@ -122,11 +156,12 @@ Uncertain quantised(const Case& c, Of of, bool across, const Values& x) {
   return reference::quantised_by_group(quantiser(c, of), x, scale);
 }
 // As a product reads it that sums over the rows: the transpose.
-Uncertain quantised_across(const Case& c, Of of, const Values& x) {
-  return reference::turned(quantised(c, of, /*across=*/true, x), rows_of(c, of));
+Uncertain quantised_across(const Case& c, std::span<const Whole> in, Of of, const Values& x) {
+  return reference::turned(quantised(c, in, of, /*across=*/true, x), rows_of(c, of));
 }
-Uncertain factor_of_weight_gradient(const Case& c, Of of, const Values& x) {
-  if (!is_high(c)) return quantised_across(c, of, x);
+Uncertain factor_of_weight_gradient(const Case& c, std::span<const Whole> in, Of of,
+                                    const Values& x) {
+  if (!is_high(c)) return quantised_across(c, in, of, x);
   return reference::turned(reference::certain(x), rows_of(c, of));
 }
 
@@ -145,13 +180,23 @@ Whole product_of(const Case& c, const reference::LinearShape& s, std::vector<int
   return whole(std::move(shape), reference::linear(s, a.value, b.value, bias));
 }
 
+Whole next_history(const Case& c, std::span<const Whole> in, Of of, const Values& x) {
+  return delayed::rolled(c, history_of(in, of), {reference::greatest_magnitude(x)});
+}
+
 std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector<Gauge>* gauges) {
   const int64_t in_ = c.at("in"), out = c.at("out");
   if (gauges) gauges->clear();
-  return listed(product_of(
-      c, {c.at("tokens"), in_, out}, token_shape(c, out), quantised(c, Of::x, false, in[0].value),
-      quantised(c, Of::w, false, in[1].value), in.size() > 2 ? in[2].value : Values{},
-      is_row(c) ? c.ranks(Axis::tp) : 1, gauges));
+  auto results = listed(product_of(
+      c, {c.at("tokens"), in_, out}, token_shape(c, out),
+      quantised(c, in, Of::x, false, in[0].value), quantised(c, in, Of::w, false, in[1].value),
+      c.on("bias") ? in[2].value : Values{}, is_row(c) ? c.ranks(Axis::tp) : 1, gauges));
+  for (Of of : {Of::x, Of::w})
+    if (has_history(c)) {
+      results.push_back(next_history(c, in, of, in[size_t(of)].value));
+      if (gauges) gauges->push_back({});
+    }
+  return results;
 }
 
 Whole bias_gradient(const Case& c, const Whole& b, const Whole& g, std::vector<Gauge>* gauges) {
@@ -169,20 +214,24 @@ std::vector<Whole> backward(const Case& c, std::span<const Whole> in, std::span<
   const int64_t T = c.at("tokens"), in_ = c.at("in"), out = c.at("out");
   const Values &x = in[0].value, &w = in[1].value, &g = cot[0].value;
   if (gauges) gauges->clear();
-  auto gradients = listed(product_of(c, {T, out, in_}, in[0].shape, quantised(c, Of::g, false, g),
-                                     quantised_across(c, Of::w, w), {},
-                                     is_row(c) ? 1 : c.ranks(Axis::tp), gauges));
+  auto gradients = listed(
+      product_of(c, {T, out, in_}, in[0].shape, quantised(c, in, Of::g, false, g),
+                 quantised_across(c, in, Of::w, w), {}, is_row(c) ? 1 : c.ranks(Axis::tp), gauges));
   gradients.push_back(product_of(c, {out, T, in_}, in[1].shape,
-                                 factor_of_weight_gradient(c, Of::g, g),
-                                 factor_of_weight_gradient(c, Of::x, x), {}, 1, gauges));
-  if (in.size() > 2) gradients.push_back(bias_gradient(c, in[2], cot[0], gauges));
+                                 factor_of_weight_gradient(c, in, Of::g, g),
+                                 factor_of_weight_gradient(c, in, Of::x, x), {}, 1, gauges));
+  if (c.on("bias")) gradients.push_back(bias_gradient(c, in[2], cot[0], gauges));
+  if (!has_history(c)) return gradients;
+  gradients.resize(in.size());
+  gradients.back() = next_history(c, in, Of::g, g);
+  if (gauges) gauges->resize(in.size());
   return gradients;
 }
 
 // Products of integers, each of them rounded up to 9/8 of its size at most, and smaller by 2^(3
 // spread) at most: sums of so many units.
 std::optional<int64_t> integer_range(const Case& c) {
-  if (c.text("scaling") != "pow2") return std::nullopt;
+  if (c.text("scaling") != "pow2" || has_history(c)) return std::nullopt;
   const int64_t terms =
       std::max({c.at("in") + 1, c.at("out"), c.at("tokens") * c.at("microbatches")});
   const int64_t units = 6 * c.at("spread"), most = int64_t(1) << 53;
@@ -288,6 +337,7 @@ std::vector<Key> keys() {
              "ranks that share a scale of x and of its gradient; all: cp, dp"),
       choice("grad_format", {"e5m2", "e4m3"}, "in which the gradient of y is rounded"),
       choice("wgrad", {"low", "high"}, "factors of dW: in 8 bits, or as they came"),
+      delayed::history_key(),
       extent("block", "0", 0, "elements of a sum that share a scale; 0: one scale of all", 4096),
       choice("weight_block", {"row", "square"},
              "of w: elements of a row, and of a column for dX; or as many rows of them"),
@@ -314,6 +364,7 @@ std::vector<std::string> cases(const std::string& tier) {
       {{"quantised_linear tp=2 sp=on scaling=pow2 fill=integers"},
        {"quantised_linear tp=4 parallel=row scaling=pow2 fill=integers dtype=f32"},
        {"quantised_linear tp=4 sp=on dtype=f32", "quantised_linear tp=2 parallel=row sp=on",
+        "quantised_linear tp=2 sp=on history=3 dtype=f32",
         "quantised_linear tp=2 parallel=row sp=on block=2"}});
   if (tier == "smoke") return smoke;
   const auto ci = together(
@@ -326,7 +377,13 @@ std::vector<std::string> cases(const std::string& tier) {
                 "microbatches=2", "spread=8", "fill=cancelling dtype=f32"}),
        crossed({"quantised_linear tp=2 dp=2", "quantised_linear tp=2 dp=2 parallel=row sp=on"},
                {"", "over=all dtype=f32", "block=2", "order=dp,tp"}),
-       {"quantised_linear tp=8 tokens=16 block=2 out=32", "quantised_linear tp=2 strides=expanded",
+       at_ranks({"history=4 over=all", "history=3 over=all sp=on dtype=f32 scaling=pow2"}),
+       crossed({"quantised_linear tp=2 history=3 over=all"},
+               {"dtype=bf16 scaling=pow2", "strides=transposed bias=off", "microbatches=2",
+                "parallel=row sp=on wgrad=high grad_format=e4m3", "dp=2 sp=on",
+                "parallel=row cp=2 dp=2 sp=on dtype=f32", "strides=expanded", "seq=12 batch=2"}),
+       {"quantised_linear tp=4 history=1 sp=on", "quantised_linear tp=8 tokens=16 block=2 out=32",
+        "quantised_linear tp=2 strides=expanded",
         "quantised_linear tp=2 parallel=row strides=expanded_inputs bias=off",
         "quantised_linear tp=2 cp=2 dp=2 over=all sp=on",
         "quantised_linear tp=2 dp=2 parallel=row amax=shard",
@@ -380,6 +437,9 @@ Contract quantised_linear() {
                "quantised_linear tp=2 block=2 over=all",
                "quantised_linear tp=2 block=2 amax=shard",
                "quantised_linear tp=2 weight_block=square",
+               "quantised_linear tp=2 history=3 block=2",
+               "quantised_linear tp=2 history=3 amax=shard",
+               "quantised_linear tp=2 dp=2 history=3",
                "quantised_linear tp=4 block=2 out=12",              // 3 columns of y on a rank
                "quantised_linear tp=4 parallel=row block=2 in=12",  // 3 of x
                "quantised_linear tp=4 sp=on block=4 in=8 out=16",   // 6 tokens

@@ -90,6 +90,47 @@ struct AmaxInBf16 final : Linear8 {
   }
 };
 
+// ---- Amaxes of earlier steps
+
+// The newest is not among them yet, or the oldest is gone too early.
+template <int missing_first, int missing_last>
+struct PartOfHistory final : Linear8 {
+  View amax_of_history(Rank& rank, const Recipe& r, Of of, const View& history) override {
+    const int64_t left = history.elements() - missing_first - missing_last;
+    return Linear8::amax_of_history(rank, r, of, history.narrow(0, missing_first, left));
+  }
+};
+using AStepLate = PartOfHistory<1, 0>;
+using WindowShort = PartOfHistory<0, 1>;
+
+// Rolled before it is asked: the own step counts.
+struct OwnStepCounted final : Linear8 {
+  void roll(Of of, const View& history, const View& amax, const View& next) override {
+    Linear8::roll(of, history, amax, next);
+    next_ = next;
+  }
+  View amax_of_history(Rank& rank, const Recipe& r, Of of, const View&) override {
+    return Linear8::amax_of_history(rank, r, of, next_);
+  }
+  View next_;
+};
+
+// The newest comes in at the other end.
+struct RolledBackwards final : Linear8 {
+  void roll(Of, const View& history, const View& amax, const View& next) override {
+    const int64_t kept = history.elements() - 1;
+    convert(history.narrow(0, 1, kept), next.narrow(0, 0, kept));
+    convert(amax, next.narrow(0, kept, 1));
+  }
+};
+
+// What is seen in the backward enters no history.
+struct GradientNotNoted final : Linear8 {
+  void roll(Of of, const View& history, const View& amax, const View& next) override {
+    of == G ? convert(history, next) : Linear8::roll(of, history, amax, next);
+  }
+};
+
 // ---- Scales and formats
 
 template <Of of, class Change>
@@ -671,6 +712,27 @@ const controls::Row rows[] = {
      "squares whose rows differ"},
     {contract, "block_scales_in_other_order", twin<ScalesReversed>, "forward,gradient", "ledger",
      "vllm-project/vllm 53242", "tp=2 tokens=8 sp=on block=2", "block above 0"},
+
+    {contract, "history_input_amax_local", twin<AmaxLocal<X>>, "forward,replica,ledger", "gradient",
+     "NVIDIA/TransformerEngine 74", "tp=2 tokens=8 sp=on history=3", "amaxes of ranks that differ"},
+    {contract, "history_gradient_amax_local", twin<AmaxLocal<G>>, "gradient,replica,ledger",
+     "forward", "NVIDIA/TransformerEngine 74", "tp=2 tokens=8 history=3",
+     "amaxes of ranks that differ"},
+    {contract, "history_rolled_backwards", twin<RolledBackwards>, "forward,gradient",
+     "replica,ledger", "a roll in the other direction", "tp=2 tokens=8 history=3",
+     "two steps or more"},
+    {contract, "history_a_step_late", twin<AStepLate>, "forward,gradient", "replica,ledger",
+     "a scale that is renewed before the newest amax is in", "tp=2 tokens=8 history=3",
+     "a greatest that is the newest"},
+    {contract, "history_window_short", twin<WindowShort>, "forward,gradient", "replica,ledger",
+     "an index that is off by the window", "tp=2 tokens=8 history=3",
+     "a greatest that is the oldest"},
+    {contract, "history_own_step_counted", twin<OwnStepCounted>, "forward,gradient",
+     "replica,ledger", "current scaling under the name of delayed", "tp=2 tokens=8 history=3",
+     "an amax above the history's"},
+    {contract, "history_of_gradient_not_noted", twin<GradientNotNoted>, "gradient",
+     "forward,replica,ledger", "NVIDIA/TransformerEngine 2044", "tp=2 tokens=8 history=3",
+     "any history"},
 
     {contract, "sums_in_14_bits", twin<SumsCut<14>>, "forward,gradient", "ledger",
      "deepseek-ai/DeepGEMM 37", "tp=2 tokens=8 dtype=f32", "sums that round"},

@@ -376,8 +376,6 @@ TEST(QuantisedLinear, OfTwoRanksIsThatOfTorchao) {
     }
 }
 
-// ---- Data and bounds
-
 Values drawn(const Case& line, size_t operand, bool cotangent, Fill fill = Fill::normal) {
   const auto operands = contract().operands(line);
   Feed feed;
@@ -386,6 +384,44 @@ Values drawn(const Case& line, size_t operand, bool cotangent, Fill fill = Fill:
   return drawn_whole(
       {line, operands[operand], cotangent, feed, line.dtype(), operands[operand].shape});
 }
+
+// ---- Delayed scaling
+
+// x = 3 at a scale of 448/2 is beyond the greatest, which stands for 2; w = 2 at 448/4 is a code.
+// g = 8 at 57344/1 is beyond, too, and stands for 1; b has it as it came.
+TEST(QuantisedLinear, ScalesOfEarlierStepsAreFollowedByHand) {
+  const Case line = line_of("tokens=1 in=1 out=1 history=2");
+  const std::vector<Whole> in{{{1, 1}, {3}}, {{1, 1}, {2}}, {{1}, {0}},
+                              {{2}, {1, 2}}, {{2}, {4, 1}}, {{2}, {1, 0.5}}};
+  const auto y = contract().forward(line, in, nullptr);
+  EXPECT_EQ(y[0].value, (Values{4}));
+  EXPECT_EQ(y[1].value, (Values{3, 1}));
+  EXPECT_EQ(y[2].value, (Values{2, 4}));
+  const std::vector<Whole> cotangents{{{1, 1}, {8}}, {{2}, {0, 0}}, {{2}, {0, 0}}};
+  const auto d = contract().backward(line, in, cotangents, nullptr);
+  EXPECT_EQ(d[0].value, (Values{2}));
+  EXPECT_EQ(d[1].value, (Values{2}));
+  EXPECT_EQ(d[2].value, (Values{8}));
+  EXPECT_TRUE(d[3].value.empty() && d[4].value.empty());
+  EXPECT_EQ(d[5].value, (Values{8, 1}));
+}
+
+// The greatest of the histories are at three places, so that each of them counts; and what is drawn
+// is greater than they are, so that something is beyond the greatest number.
+TEST(QuantisedLinear, HistoriesShowWhichOfThemCounts) {
+  const Case line = line_of("history=3");
+  const size_t at[] = {2, 0, 1};
+  for (size_t k = 0; k < 3; ++k) {
+    const Values h = drawn(line, 3 + k, false);
+    ASSERT_EQ(h.size(), 3u);
+    EXPECT_EQ(size_t(std::ranges::max_element(h) - h.begin()), at[k]);
+    const bool of_cotangent = k == 2;
+    const Values x = drawn(line, of_cotangent ? 6 : k, of_cotangent);
+    EXPECT_GT(reference::greatest_magnitude(x), *std::ranges::max_element(h)) << k;
+  }
+}
+
+// ---- Data and bounds
 
 // Of X and W along the dim that four ranks cut: the greatest lies on neither end, and not on the
 // same rank.
@@ -454,7 +490,8 @@ TEST(QuantisedLinear, FewCodesAreOpen) {
     line.set("tp", "1");  // no part is rounded on its way
     std::vector<Whole> in;
     const auto operands = contract().operands(line);
-    const size_t inputs = operands.size() - 1;
+    const size_t inputs = size_t(std::ranges::count_if(
+        operands, [](const Operand& o) { return o.role != Operand::output; }));
     for (size_t i = 0; i < inputs; ++i)
       in.push_back({operands[i].shape, drawn(line, i, false, fill_of(line))});
     const Whole g{operands[inputs].shape, drawn(line, inputs, true, fill_of(line))};
