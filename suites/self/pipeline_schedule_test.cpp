@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <random>
+#include <set>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/registry.hpp"
@@ -21,6 +23,7 @@ namespace {
 using primitives::Action;
 using primitives::Plan;
 using primitives::Timetable;
+using primitives::Unit;
 using primitives::Work;
 using Doubles = std::vector<double>;
 using Lines = std::vector<std::string>;
@@ -304,6 +307,71 @@ TEST(ScheduleTraffic, SaysWhatMayBeInFlight) {
   EXPECT_EQ(most("schedule=interleaved virtual=2", 2), 3 * 9);
   EXPECT_EQ(most("schedule=zbv virtual=2", 1), -1);
   EXPECT_EQ(most("", 0, "pp=1 tokens=8"), -1);
+}
+
+// The most that waits on each stage while the stages do their orders, one action after another;
+// `choose` names the stage of several that can go on.
+template <class Choose>
+std::vector<int64_t> most_waiting(const Plan& plan, Choose choose) {
+  std::vector<std::vector<Action>> orders;
+  for (int64_t s = 0; s < plan.stages; ++s) orders.push_back(order_of(plan, s));
+  std::vector<size_t> at(orders.size(), 0);
+  std::vector<int64_t> waiting(orders.size(), 0), most = waiting;
+  std::set<std::string> done;
+  const auto has = [&](Work work, Unit u) { return done.contains(text({work, u}, true)); };
+  const auto ready = [&](size_t s) {
+    if (at[s] == orders[s].size()) return false;
+    const auto [work, u] = orders[s][at[s]];
+    if (work == Work::weights) return has(Work::backward, u);
+    if (work == Work::forward)
+      return u.chunk == 0 || has(Work::forward, {u.microbatch, u.chunk - 1});
+    return u.chunk + 1 == plan.chunks() || has(Work::backward, {u.microbatch, u.chunk + 1});
+  };
+  while (true) {
+    std::vector<size_t> can;
+    for (size_t s = 0; s < orders.size(); ++s)
+      if (ready(s)) can.push_back(s);
+    if (can.empty()) return most;
+    const size_t s = can[choose(can.size())];
+    const Action a = orders[s][at[s]++];
+    done.insert(text(a, true));
+    if (a.work == Work::forward && a.unit.chunk + 1 < plan.chunks()) {
+      const auto next = size_t(plan.stage_of(a.unit.chunk + 1));
+      most[next] = std::max(most[next], ++waiting[next]);
+    }
+    if (a.work == Work::backward && a.unit.chunk > 0) --waiting[s];
+  }
+}
+
+// Whatever each action takes: no timing of the order is taken for another schedule, and where the
+// stages before run as far ahead as they can, it is reached.
+TEST(ScheduleTraffic, NoTimingOfAnOrderHasMoreInFlight) {
+  for (const auto& [schedule, v] : {std::pair{"1f1b", 1},
+                                    {"gpipe", 1},
+                                    {"zero_bubble", 1},
+                                    {"interleaved", 2},
+                                    {"zero_bubble", 2}})
+    for (int64_t p : {2, 3, 4}) {
+      const Plan plan{schedule, p, v, 12};
+      const std::string words =
+          "hidden=1 layers=8 micro_batch_size=1 tokens=12 pp=" + std::to_string(p) +
+          " virtual=" + std::to_string(v) + " schedule=" + schedule;
+      std::mt19937 random(1);
+      std::vector<int64_t> most(size_t(p), 0);
+      for (int n = 0; n < 50; ++n) {
+        const auto seen = most_waiting(plan, [&](size_t can) { return random() % can; });
+        for (size_t s = 0; s < seen.size(); ++s) most[s] = std::max(most[s], seen[s]);
+      }
+      const auto first = most_waiting(plan, [](size_t) { return size_t(0); });
+      for (int s = 0; s < int(p); ++s) {
+        const auto due = contract().unanswered(line_of(words), s);
+        ASSERT_TRUE(due) << words;
+        EXPECT_LE(most[size_t(s)], due->most) << words << " stage " << s;
+        if (v == 1 && s > 0) {
+          EXPECT_EQ(first[size_t(s)], due->most) << words << " stage " << s;
+        }
+      }
+    }
 }
 
 // ---- What a failure means
