@@ -57,7 +57,9 @@ std::optional<double> TimeLeft::seconds(double elapsed) const {
   // Side by side more is done in a second than one process does, less what nobody counts.
   const double together = elapsed - spent_alone;
   const double at_once = together > 0 && spent_together > 0 ? spent_together / together : 1;
-  return left_together / at_once + left_alone;
+  const double left = left_together / at_once + left_alone;
+  if (left > 8 * elapsed) return std::nullopt;  // from so little nothing can be told
+  return left;
 }
 
 }  // namespace shardproof

@@ -26,7 +26,7 @@ class TimeLeft {
  public:
   void due(const Pace&, int64_t count, double weight = 1);
   void done(const Pace& pace, double seconds);
-  // Unknown until something of each kind that is due is over. `elapsed`: since the beginning.
+  // Unknown before some of each kind is over and a ninth of all has passed. `elapsed`: until now.
   std::optional<double> seconds(double elapsed) const;
 
  private:

@@ -831,6 +831,15 @@ TEST(TimeLeft, IsUnknownWhileAKindThatIsDueHasNotBeenMet) {
   EXPECT_EQ(left.seconds(6), 1);
 }
 
+TEST(TimeLeft, IsUnknownBeforeANinthHasPassed) {
+  TimeLeft left;
+  left.due({Pace::a_case, "a"}, 90);
+  for (int i = 0; i < 9; ++i) left.done({Pace::a_case, "a"}, 1);
+  EXPECT_FALSE(left.seconds(9)) << "81 s from 9 s";
+  left.done({Pace::a_case, "a"}, 1);
+  EXPECT_EQ(left.seconds(10), 80);
+}
+
 // Contracts at their own means, one that has none by its weight.
 TEST(TimeLeft, EachContractHasItsOwnPace) {
   TimeLeft left;
