@@ -139,7 +139,7 @@ int dry_run(const Options& options, const Registry& registry) {
   int64_t cases = 0, checks = 0, controls = 0;
   std::string text;
   Report planned;
-  for (const Due& d : plan_gate(options, registry, &planned.not_due)) {
+  for (const Due& d : plan_gate(options, registry, &planned.not_due, &planned.left_out)) {
     bool healthy = d.what == Due::healthy;
     (healthy ? cases : controls) += 1;
     if (healthy) checks += int64_t(d.checks.size());
@@ -150,6 +150,8 @@ int dry_run(const Options& options, const Registry& registry) {
   }
   for (const std::string& why : telling::not_due(planned))
     text += fmt::format("{:<8} {}\n", "not due", why);
+  if (const std::string lines = telling::left_out(planned); !lines.empty())
+    text += fmt::format("{:<8} {}\n", "left out", lines);
   say(text + fmt::format("due      {} with {}, {}; nothing was run\n", number_of(cases, "case"),
                          number_of(checks, "check"), number_of(controls, "named control")));
   return exit_passed;

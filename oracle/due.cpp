@@ -33,12 +33,8 @@ bool holds(const Case& line, const std::string& words) {
 
 std::string undeclared(const Case& line, const Declared& declared) {
   if (!contains(declared.storage, line.dtype())) return fmt::format("dtype={}", name(line.dtype()));
-  if (!declared.strided && line.text("strides") != "contiguous")
-    return "strides=" + line.text("strides");
   if (!declared.threads && line.text("transport") == "threads") return "transport=threads";
-  for (const std::string& words : declared.without)
-    if (holds(line, words)) return words;
-  return "";
+  return words_without(line, declared);
 }
 
 // Tensors on a device are asked of the subject that was made for them, and of nothing else.
@@ -168,6 +164,14 @@ void check_subjects(const Options& options, const Registry& registry) {
     if (!contains(known, s))
       throw BadInput(fmt::format("--subject: expected one of {}, met '{}'{}", joined(known, " "), s,
                                  did_you_mean(s, known)));
+}
+
+std::string words_without(const Case& line, const Declared& declared) {
+  if (!declared.strided && line.text("strides") != "contiguous")
+    return "strides=" + line.text("strides");
+  for (const std::string& words : declared.without)
+    if (holds(line, words)) return words;
+  return "";
 }
 
 std::string called(const Case& line) { return called(line.contract, line.text("subject")); }

@@ -17,6 +17,9 @@ void check_subjects(const Options&, const Registry&);
 // Why its subject is not due on the line: "linear_row subject=mine: dtype=bf16"; "" where it is
 // due.
 std::string not_due(const Case&, const Registry&);
+// Words of the line that its subject is `without`: "sp=on", "strides=transposed"; "" where there
+// are none. A type is none of them: what a check sees in one it sees in another.
+std::string words_without(const Case&, const Declared&);
 // "linear_row subject=mine".
 std::string called(const Case&);
 // The checks that a declaration takes off a line that is due, by name; "" where none:

@@ -66,9 +66,10 @@ struct Progress {  // by itself, silent
 bool selects(const Options&, const Registry&, const Case&);
 // Throws BadInput: unknown names, a selection that is seen to be empty.
 // `not_due` gets a line for each case, or group of checks of a case, that its subject declares not
-// to do.
+// to do; `left_out` the lines of such cases, and of controls that show a bug on such lines alone.
 std::vector<Due> plan_gate(const Options&, const Registry&,
-                           std::vector<std::string>* not_due = nullptr);
+                           std::vector<std::string>* not_due = nullptr,
+                           std::vector<std::string>* left_out = nullptr);
 Report run_gate(const Options&, const Registry&, Progress&);
 Report run_line(const Case&, const Options&, const Registry&, Progress&);
 

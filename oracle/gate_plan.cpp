@@ -172,8 +172,13 @@ void check_names(const Options& options) {
 
 class Planner {
  public:
-  Planner(const Options& o, const Registry& r, std::vector<std::string>& not_due)
-      : options_(o), registry_(r), patterns_(parse_patterns(o, r)), not_due_(not_due) {}
+  Planner(const Options& o, const Registry& r, std::vector<std::string>& not_due,
+          std::vector<std::string>& left_out)
+      : options_(o),
+        registry_(r),
+        patterns_(parse_patterns(o, r)),
+        not_due_(not_due),
+        left_out_(left_out) {}
 
   std::vector<Due> plan() {
     check_names(options_);
@@ -267,7 +272,7 @@ class Planner {
     std::string before;
     const auto empties = [&](const std::string& word) {
       std::vector<std::string> nowhere;
-      Planner planner(some, registry_, nowhere);
+      Planner planner(some, registry_, nowhere, nowhere);
       planner.select();
       if (planner.due_.empty()) return true;
       before += " " + word;
@@ -377,7 +382,7 @@ class Planner {
     if (!within(options_, line) || !selected(patterns_, c, line)) return;
     if (!seen_.insert(print_canonical(line)).second) return;
     if (std::string why = not_due(line, registry_); !why.empty())
-      return not_due_.push_back(std::move(why));
+      return not_due_.push_back(std::move(why)), left_out_.push_back(print(line));
     if (!contradiction(c, line, refused).empty()) {  // nothing more is asked of it: left untested
       Due d;
       d.line = line;
@@ -430,6 +435,14 @@ class Planner {
                      Place(line.text("transport"), line.text("device"))) != places.end();
   }
 
+  // A bug that is caught where no subject is asked says nothing of what is asked.
+  bool asked_of_any_subject(const Contract& c, const Case& line) const {
+    const auto subjects = subjects_due(options_, registry_, c);
+    return std::any_of(subjects.begin(), subjects.end(), [&](const std::string& subject) {
+      return words_without(line, registry_.subject(c.name, subject).declared).empty();
+    });
+  }
+
   void add_controls(const Contract& c) {
     for (const auto& [transport, device] : places_due(options_))
       for (const Control& control : registry_.controls()) {
@@ -446,6 +459,10 @@ class Planner {
         line.set("device", device);
         line.set("control", control.name);
         if (!within(options_, line) || !selected(patterns_, c, line)) continue;
+        if (!asked_of_any_subject(c, line)) {
+          left_out_.push_back(print(line));
+          continue;
+        }
         Due d;
         d.what = Due::named_control;
         d.line = line;
@@ -481,7 +498,7 @@ class Planner {
   std::vector<Due> due_;
   std::set<std::string> seen_;
   std::set<std::string> own_traffic_;  // contracts and subjects
-  std::vector<std::string>& not_due_;
+  std::vector<std::string>&not_due_, &left_out_;
 };
 
 }  // namespace
@@ -497,9 +514,10 @@ bool selects(const Options& options, const Registry& registry, const Case& line)
 }
 
 std::vector<Due> plan_gate(const Options& options, const Registry& registry,
-                           std::vector<std::string>* not_due) {
+                           std::vector<std::string>* not_due, std::vector<std::string>* left_out) {
   std::vector<std::string> nowhere;
-  return Planner(options, registry, not_due ? *not_due : nowhere).plan();
+  return Planner(options, registry, not_due ? *not_due : nowhere, left_out ? *left_out : nowhere)
+      .plan();
 }
 
 }  // namespace shardproof

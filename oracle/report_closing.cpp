@@ -86,6 +86,7 @@ void add_families(const Report& report, std::vector<Line>& lines) {
 void add_lanes(const Report& report, std::vector<Line>& lines) {
   if (!report.lanes.empty()) lines.push_back({"lanes", joined(lanes(report), "   "), ""});
   for (const std::string& text : not_due(report)) lines.push_back({"not due", text, ""});
+  if (std::string text = left_out(report); !text.empty()) lines.push_back({"left out", text, ""});
 }
 
 // The control whose replay is the shortest to paste, among those that were caught.

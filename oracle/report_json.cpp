@@ -222,7 +222,7 @@ ordered_json head_of(const Report& report) {
   j["verdict"] = verdict_of(code);
   j["exit_code"] = code;
   j["reasons"] = no_judgement(report);
-  if (!report.complete && counts(report).blamed() > 0) j["reasons"].push_back(unfinished);
+  if (!report.complete && counts(report).blamed() > 0) j["reasons"].push_back(unfinished(report));
   j["command"] = report.command;
   j["program"] = report.program;
   j["versions"] = report.versions;
@@ -234,6 +234,7 @@ ordered_json head_of(const Report& report) {
                {"failures", report.self.failures},
                {"seconds", report.self.seconds}};
   j["not_due"] = not_due(report);
+  j["left_out"] = report.left_out;
   return j;
 }
 

@@ -81,7 +81,7 @@ TestCase judgement_of(const Report& report) {
   TestCase t{"shardproof", "judgement", report.self.seconds, TestCase::passed, "", "", ""};
   std::vector<std::string> why = no_judgement(report);
   t.type = "no judgement";
-  if (why.empty() && !report.complete) t.type = "incomplete", why = {unfinished};
+  if (why.empty() && !report.complete) t.type = "incomplete", why = {unfinished(report)};
   if (why.empty()) return t;
   t.what = TestCase::failure;
   t.message = joined(why, "; ");

@@ -343,7 +343,8 @@ std::string facts(const Report& report) {
       {"versions", joined(versions)},
       {"ranks", joined(places)},
       {"required", joined(report.required)},
-      {"not due", joined(telling::not_due(report), "; ")}};
+      {"not due", joined(telling::not_due(report), "; ")},
+      {"left out", telling::left_out(report)}};
   for (const auto& [name, told] : all) rows.push_back(list({json_text(name), brief(told)}));
   return list(rows);
 }

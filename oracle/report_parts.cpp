@@ -255,6 +255,16 @@ std::vector<std::string> not_due(const Report& report) {
   return texts;
 }
 
+std::string left_out(const Report& report) {
+  const std::vector<std::string>& lines = report.left_out;
+  if (lines.empty()) return "";
+  const size_t shown = lines.size() <= 4 ? lines.size() : 3;
+  std::string text = fmt::format("{}: {}", number_of(int64_t(lines.size()), "line"),
+                                 joined(std::span(lines).first(shown)));
+  if (lines.size() > shown) text += fmt::format(" and {} more", lines.size() - shown);
+  return text;
+}
+
 std::vector<std::string> control_columns() {
   return {"outcome", "control", "expected", "caught by", "ratio", "margin", "imitates", "witness"};
 }
@@ -384,7 +394,7 @@ Ending ending(const Report& report) {
   if (n.blamed() > 0)
     return {"FAILED", fmt::format("{}: {}; in {} of {}{}", number_of(n.checks, "check"), tally(n),
                                   blamed_cases(report), number_of(n.cases, "case"),
-                                  report.complete ? "" : fmt::format("; {}", unfinished))};
+                                  report.complete ? "" : "; " + unfinished(report))};
   if (n.checks == 0)
     return {"PASSED",
             fmt::format("no check of a subject was selected; of {} {} caught, {} equivalent",

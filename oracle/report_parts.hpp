@@ -52,6 +52,8 @@ Worst worst_healthy(const Report&);  // of passed checks
 std::vector<std::string> lanes(const Report&);
 // What subjects declare that they do not do: "no backward (12)".
 std::vector<std::string> not_due(const Report&);
+// "12 lines: linear_row tp=2 sp=on, linear_row tp=4 sp=on, ... and 9 more"; "" where none was.
+std::string left_out(const Report&);
 
 // Table of the controls: outcome, control, expected check, caught by, ratio, margin, imitates,
 // witness. Failures first, then named controls one a row, then operators summed by family.

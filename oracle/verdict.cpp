@@ -198,7 +198,7 @@ void judge_what_ran(const Report& report, const Counts& n, std::vector<std::stri
     why.push_back(number_of(silent.untested, "check") + " due and never judged");
   if (silent.vacuous > 0)
     why.push_back(number_of(silent.vacuous, "check") + " vacuous: compared nothing that counts");
-  if (!report.complete && n.blamed() == 0) why.push_back(unfinished);
+  if (!report.complete && n.blamed() == 0) why.push_back(unfinished(report));
 }
 
 }  // namespace
@@ -211,6 +211,10 @@ std::vector<std::string> no_judgement(const Report& report) {
   judge_what_ran(report, n, why);
   if (!report.dump_error.empty()) why.push_back("--dump: " + report.dump_error);
   return why;
+}
+
+std::string unfinished(const Report& report) {
+  return report.missing.empty() ? "the run did not reach its end" : report.missing;
 }
 
 int exit_code(const Report& report) {

@@ -112,8 +112,10 @@ struct Report {
   SelfResult self;
   std::map<std::string, std::string> versions;                 // "mpi": "MPICH 4.0.2"
   std::vector<std::pair<std::string, std::string>> placement;  // rank -> host[:device]
-  std::string dumped, dump_error;    // what --dump wrote, why it could not; "" nothing
-  std::vector<std::string> not_due;  // what subjects declare that they do not do
+  std::string dumped, dump_error;     // what --dump wrote, why it could not; "" nothing
+  std::vector<std::string> not_due;   // what subjects declare that they do not do
+  std::vector<std::string> left_out;  // lines of cases and controls that are not asked for it
+  std::string missing;                // what an incomplete run lacks; "": it did not reach its end
   double wall_seconds = 0;
 };
 
@@ -134,8 +136,8 @@ Counts counts(const Report&);
 
 // Why nobody can be blamed, a phrase each; empty: the judge is fit and everything due was judged.
 std::vector<std::string> no_judgement(const Report&);
-// Said of a run that ended early, beside what failed until then.
-inline constexpr const char* unfinished = "the run did not reach its end";
+// Said of a run that is not complete, beside what failed until then.
+std::string unfinished(const Report&);
 // 3 where no_judgement has something to say, else 1 where a subject failed, hung or crashed, else
 // 0.
 int exit_code(const Report&);

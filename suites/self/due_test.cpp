@@ -44,11 +44,11 @@ Options smoke() {
 
 struct Plan {
   std::vector<Due> due;
-  std::vector<std::string> not_due;
+  std::vector<std::string> not_due, left_out;
 };
 Plan planned(const Options& o, const Registry& r) {
   Plan p;
-  p.due = plan_gate(o, r, &p.not_due);
+  p.due = plan_gate(o, r, &p.not_due, &p.left_out);
   return p;
 }
 bool any(const Plan& p, const std::function<bool(const Due&)>& is) {
@@ -125,6 +125,34 @@ TEST(Due, StridesAndWordsThatAreNotDeclared) {
   }));
 }
 
+// A twin on a line with sp=on is caught where the subject is never asked: it is none of its own.
+TEST(Due, ControlsOnLinesThatNoSubjectDoesAreLeftOut) {
+  Declared d;
+  d.without = {"sp=on"};
+  const auto controls = [](const Plan& p, bool sp) {
+    return std::count_if(p.due.begin(), p.due.end(), [&](const Due& due) {
+      return due.what == Due::named_control && due.line.on("sp") == sp;
+    });
+  };
+  const Plan all = planned(smoke(), with(named("mine", "linear_column"))),
+             less = planned(smoke(), with(named("mine", "linear_column", d)));
+  EXPECT_TRUE(all.left_out.empty());
+  ASSERT_GT(controls(all, true), 0);
+  ASSERT_GT(controls(all, false), 0);
+  EXPECT_EQ(controls(less, true), 0);
+  EXPECT_EQ(controls(less, false), controls(all, false));
+  const auto of_controls =
+      std::count_if(less.left_out.begin(), less.left_out.end(),
+                    [](auto& line) { return line.find("control=") != line.npos; });
+  EXPECT_EQ(of_controls, controls(all, true));
+  EXPECT_EQ(int64_t(less.left_out.size()) - of_controls,
+            times(less, "linear_column subject=mine: sp=on"));
+  // Beside one that does it they are.
+  Registry both = with(named("mine", "linear_column", d));
+  both.add(named("other", "linear_column"));
+  EXPECT_EQ(controls(planned(smoke(), both), true), controls(all, true));
+}
+
 // One that is refused is a check that was never judged: no gate of that tier passes.
 TEST(Due, EveryLineOfATierIsTakenByItsContract) {
   const Registry r = all_families();
@@ -134,6 +162,18 @@ TEST(Due, EveryLineOfATierIsTakenByItsContract) {
         const auto refused = c.precondition ? c.precondition(parse(text, r)) : std::nullopt;
         EXPECT_FALSE(refused) << tier << ": " << text << ": " << refused->what();
       }
+}
+
+// What a check sees in one type it sees in another, with another bound.
+TEST(Due, ControlsStayWhereTheirTypeIsNotDeclared) {
+  Declared bf16;
+  bf16.storage = {DType::bf16};
+  const auto controls = [](const Plan& p) {
+    return std::count_if(p.due.begin(), p.due.end(),
+                         [](const Due& d) { return d.what == Due::named_control; });
+  };
+  EXPECT_EQ(controls(planned(smoke(), with(named("mine", "linear_column", bf16)))),
+            controls(planned(smoke(), with(named("mine", "linear_column")))));
 }
 
 // A check that is asked of other lines of the contract is not left out of one unsaid.

@@ -360,6 +360,17 @@ TEST(Reports, OfARunThatDidNotEndSayIt) {
   EXPECT_TRUE(contains(closing(r), said));
 }
 
+// Of a few lines all, of many the first ones.
+TEST(Reports, SayWhichLinesWereLeftOut) {
+  Report r = report_of({healthy()});
+  EXPECT_FALSE(contains(closing(r), "left out"));
+  r.left_out = {"a", "b", "c", "d"};
+  EXPECT_TRUE(contains(closing(r), "left out   4 lines: a, b, c, d\n")) << closing(r);
+  r.left_out.push_back("e");
+  EXPECT_TRUE(contains(closing(r), "left out   5 lines: a, b, c and 2 more\n")) << closing(r);
+  EXPECT_TRUE(contains(report_json(r), "\"e\"")) << report_json(r);
+}
+
 // In the report as in the exit code, whatever was judged.
 TEST(ExitCode, WhatCouldNotBeDumpedIsNoJudgement) {
   for (Verdict v : {Verdict::passed, Verdict::failed}) {

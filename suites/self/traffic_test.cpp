@@ -341,6 +341,30 @@ TEST(LeftOut, SmoothingLeavesIgnoredLabelsIn) {
 
 // Own extents that are odd: what goes two by two has one left.
 TEST(LeftOut, OddExtentsAreAskedWithoutSequenceParallelism) {
+// A mean of gradients is a wrong call, too, and twins of tier smoke are asked for their calls
+// alone: what is told of one that fails is what its values say.
+TEST(Smoke, ATwinThatFailsIsAskedAllOfItsChecks) {
+  const Registry r = with_subject("linear_row", "row_bias_gradient_averaged", {});
+  Options o = quiet("linear_row");
+  o.tier = "smoke";
+  std::set<std::string> due;
+  for (const Due& d : plan_gate(o, r)) due.insert(print_canonical(d.line));
+  const Report report = gate(r, o);
+  const auto failed = [](const CaseResult& c, const std::string& check) {
+    return std::any_of(c.checks.begin(), c.checks.end(), [&](const CheckResult& k) {
+      return k.check == check && k.verdict == Verdict::failed;
+    });
+  };
+  int twins = 0;
+  for (const CaseResult& c : report.cases) {
+    if (!failed(c, "ledger") || due.contains(c.canonical)) continue;
+    if (!parse(c.canonical, r).on("sp")) continue;  // the mean of equal gradients is each of them
+    ++twins;
+    EXPECT_TRUE(failed(c, "gradient")) << c.line;
+  }
+  EXPECT_GT(twins, 0);
+}
+
   const Registry registry = all_families();
   for (const auto& [contract, key] : {std::pair{"linear_column", "out"}, {"linear_row", "in"}}) {
     std::set<DType> asked;
