@@ -123,8 +123,22 @@ Cost cost_of(const Evidence& e, double further) {
   return c;
 }
 
-double deadline_of(const Cost& c) {
-  return case_deadline_seconds + c.work / multiplications_per_second;
+double calls_of(const Evidence& e) {
+  if (!check_named("ledger").due(*e.contract, *e.line, e.declared)) return 0;
+  const auto in_a_pass = [&] {
+    size_t most = 0;
+    for (int rank = 0; rank < e.mesh.world(); ++rank)
+      most = std::max(most, traffic_due(*e.contract, e.declared, *e.line, rank).size());
+    return double(most);
+  };
+  const double calls =
+      e.declared.traffic ? in_a_pass() : e.kept->get<double>("calls:" + e.declared.plan, in_a_pass);
+  return rounds_of(e, 0).passes * calls;
+}
+
+double deadline_of(const Evidence& e) {
+  return case_deadline_seconds + cost_of(e).work / multiplications_per_second +
+         calls_of(e) / calls_per_second;
 }
 
 void refuse_too_many_elements(const Case& line, const Registry& registry) {
@@ -142,12 +156,13 @@ void refuse_too_big(const Evidence& e, const std::vector<std::string>& checks) {
   if (const double bytes = bytes_of(e, rounds_of(e, further)); bytes > most_bytes)
     refuse_bytes(*e.line, "about", bytes);
   const Cost c = cost_of(e, further);
-  if (deadline_of(c) > longest_case_seconds)
+  constexpr double most =
+      (longest_case_seconds - case_deadline_seconds) * multiplications_per_second;
+  if (c.work > most)
     throw BadInput(
         fmt::format("expected a case of at most {:.2g} multiplications, met {} with about {:.2g}; "
                     "use smaller extents",
-                    (longest_case_seconds - case_deadline_seconds) * multiplications_per_second,
-                    print(*e.line), c.work));
+                    most, print(*e.line), c.work));
   // A call between MPI ranks waits for the slowest rank, 10 s at most.
   const double in_a_call = call_deadline_seconds * multiplications_per_second;
   if (e.line->text("transport") == "mpi" && c.pass > in_a_call)

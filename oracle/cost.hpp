@@ -10,6 +10,9 @@
 //            local matrix products, 7/2 x tokens^2 x features of a row where queries see keys (two
 //            products forward, five backward), and 30 N: drawing, comparing and carrying an element
 //            costs about as much
+//   calls    passes x the calls that are due of the rank that makes most of them: each waits for
+//   its
+//            peers, however little it carries
 #pragma once
 #include <string>
 #include <vector>
@@ -26,11 +29,15 @@ struct Cost {
 // Of the shots that are planned so far, and of as many further ones, each with data of its own.
 Cost cost_of(const Evidence&, double further = 0);
 
-// What a machine of today is taken for; slower ones have --deadline-scale.
+// Calls of a rank in all passes; asked once of a line, whatever control or fault is on it.
+double calls_of(const Evidence&);
+
+// What a machine of today is taken for; slower ones have --deadline-scale. A call takes
+// microseconds where ranks have a core each, and 5 ms where its peers wait for one.
 inline constexpr double most_bytes = 0x1p32, multiplications_per_second = 1e8,
-                        longest_case_seconds = 600;
-// Seconds within which ranks must be through: 30 s and what the work takes.
-double deadline_of(const Cost&);
+                        calls_per_second = 200, longest_case_seconds = 600;
+// Seconds within which ranks must be through: 30 s and what the work and the calls take.
+double deadline_of(const Evidence&);
 
 // Throws BadInput where the planned shots, and what `checks` will plan for each sequence, need more
 // memory or work than a case may.

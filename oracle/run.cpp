@@ -396,7 +396,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks,
       " ")];
   const bool hasty = hung >= hangs_waited_for;
   const double deadline =
-      std::max(deadline_of(cost_of(j.evidence)), on_device(line) ? device_deadline_seconds : 0) *
+      std::max(deadline_of(j.evidence), on_device(line) ? device_deadline_seconds : 0) *
       (hasty ? haste : 1);
   auto outcomes = world.run(serialize(job), job.number, deadline);
 

@@ -8,9 +8,11 @@
 #include <set>
 #include <string>
 
+#include "oracle/cost.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/overflow.hpp"
 #include "oracle/report.hpp"
+#include "oracle/run.hpp"
 
 namespace shardproof {
 namespace {
@@ -339,8 +341,6 @@ TEST(LeftOut, SmoothingLeavesIgnoredLabelsIn) {
         << control;
 }
 
-// Own extents that are odd: what goes two by two has one left.
-TEST(LeftOut, OddExtentsAreAskedWithoutSequenceParallelism) {
 // A mean of gradients is a wrong call, too, and twins of tier smoke are asked for their calls
 // alone: what is told of one that fails is what its values say.
 TEST(Smoke, ATwinThatFailsIsAskedAllOfItsChecks) {
@@ -365,6 +365,8 @@ TEST(Smoke, ATwinThatFailsIsAskedAllOfItsChecks) {
   EXPECT_GT(twins, 0);
 }
 
+// Own extents that are odd: what goes two by two has one left.
+TEST(LeftOut, OddExtentsAreAskedWithoutSequenceParallelism) {
   const Registry registry = all_families();
   for (const auto& [contract, key] : {std::pair{"linear_column", "out"}, {"linear_row", "in"}}) {
     std::set<DType> asked;
@@ -389,6 +391,33 @@ TEST(Cost, MemoryIsRefusedBeforeProductsAreListed) {
              large = parse("log_sum_exp tp=2 tokens=1048576 vocab=1048576", registry);
   EXPECT_THROW(refuse_infeasible(small, {"forward"}, registry), std::logic_error);
   EXPECT_THROW(refuse_infeasible(large, {"forward"}, registry), BadInput);
+}
+
+// ---- a deadline counts calls
+
+// Two calls in a pass, and elements that cost next to nothing: 5 ms for each of 2 x passes calls.
+TEST(Cost, ADeadlineHasTimeForEachCall) {
+  const Registry r = shifted(true);
+  const Case line = parse("log_sum_exp tp=2", r), alone = parse("log_sum_exp", r);
+  const Declared d = declared_of(line, r);
+  Evidence e = plan_case(line, d, {}, r);
+  e.shots[0].program = "F0 B0 F0 B0 F0 B0";
+  EXPECT_EQ(calls_of(e), 6);
+  const double before = deadline_of(e);
+  e.shots.insert(e.shots.end(), 999, e.shots[0]);
+  EXPECT_EQ(calls_of(e), 6000);
+  EXPECT_NEAR(deadline_of(e) - before, 29.97, 0.2);
+  EXPECT_EQ(calls_of(plan_case(alone, d, {}, r)), 0);
+}
+
+// Each microbatch of each way is a message of its own, between two stages 2 x 2000 in a pass at
+// least: deadlines that count products alone leave 30 s to whatever there is.
+TEST(Cost, MicrobatchesOfOneTokenHaveTheirTime) {
+  const Registry r = all_families();
+  const Case line = parse("pipeline_schedule pp=2 tokens=2000 micro_batch_size=1", r);
+  const Evidence e = plan_case(line, declared_of(line, r), {"forward"}, r);
+  EXPECT_LT(cost_of(e).work / multiplications_per_second, 1);
+  EXPECT_GE(deadline_of(e), 30 + 20);
 }
 
 std::string refusal(const Registry& r) {
