@@ -608,11 +608,14 @@ void check_legal(const Case& line, const Registry& registry) {
       throw BadInput(fmt::format("{}: expected {}, met {}; {}", line.contract, refused->expected,
                                  refused->met, refused->advice));
   if (line.text("fill") == name(Fill::integers) && contract.integer_range &&
-      !contract.integer_range(line))
-    throw BadInput(
-        fmt::format("key 'fill': expected a size at which integers stay exact in {}, met {} "
-                    "without such a range; use {}",
-                    line.text("dtype"), line.contract, shorter_sums(line, registry)));
+      !contract.integer_range(line)) {
+    const auto other = inexact(contract, line);
+    throw BadInput(fmt::format(
+        "key 'fill': expected a size at which integers stay exact in {}, met {} {}; "
+        "use {}",
+        line.text("dtype"), line.contract, other ? "with " + other->has : "without such a range",
+        shorter_sums(line, registry)));
+  }
 }
 
 const char* role_name(Operand::Role role) {

@@ -424,6 +424,7 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
     options.transports = {"processes"};
     const prepared::Battery b = prepared::prepare_battery(options, folder, registry);
     for (const std::string& why : b.left_out) say(fmt::format("left out   {}\n", why));
+    for (const std::string& what : b.as_they_are) say(fmt::format("as it is   {}\n", what));
     say(
         fmt::format("prepared   {} in {}   next: run your program in each of its folders, "
                     "then {} judge {}\n",
@@ -439,9 +440,9 @@ int prepare(Words words, const Registry& registry, int argc, char** argv) {
   take_seed(line, words, options);
   check_world(line);
   const prepared::Member m = prepared::prepare_case(line, options.checks, folder, registry);
-  say(fmt::format(
-      "prepared   {} for {} ranks in {}   next: run your program there, then {} judge {}\n", m.line,
-      line.world(), telling::one_line(folder), options.program, telling::shell_path(folder)));
+  say(fmt::format("prepared   {} for {} in {}   next: run your program there, then {} judge {}\n",
+                  m.line, number_of(line.world(), "rank"), telling::one_line(folder),
+                  options.program, telling::shell_path(folder)));
   if (!options.checks.empty())
     for (const std::string& why : checks_unasked(line, registry, options.checks))
       say(telling::row("not due", why));

@@ -131,6 +131,12 @@ struct Contract {
   std::vector<std::string> plans = {};  // that `traffic` knows beside the default
   // Integers of [-B, B] keep every intermediate exact; empty: no such range at this size and dtype.
   std::function<std::optional<int64_t>(const Case&)> integer_range;
+  // Where another reason than long sums leaves none: what the line has, and what to use in its
+  // place. Null: there is no other.
+  struct Inexact {
+    std::string has, use;
+  };
+  std::function<std::optional<Inexact>(const Case&)> inexact = nullptr;
   // Case lines of a tier (smoke, ci, nightly), without transport. ci includes smoke's.
   std::function<std::vector<std::string>(const std::string& tier)> cases;
   // Lines that must be refused, for the check `rejection`.

@@ -219,8 +219,13 @@ Declared declared_of(const Case& line, const Registry& registry) {
   return subject_under_test(line, registry).declared;
 }
 
+std::optional<Contract::Inexact> inexact(const Contract& contract, const Case& line) {
+  return contract.inexact ? contract.inexact(line) : std::nullopt;
+}
+
 std::string shorter_sums(const Case& line, const Registry& registry) {
   const Contract& contract = registry.contract(line.contract);
+  if (const auto other = inexact(contract, line)) return other->use;
   // One that has no range at its default extents either has none at all: its values are no
   // integers.
   Case plain = line;
@@ -339,11 +344,15 @@ Evidence planned(const Case& line, const Declared& declared, const std::vector<s
   if (base.feeds[0].fill == Fill::integers) {
     const auto range = exact_range(*e.contract, line, declared);
     const std::string advice = range ? "" : shorter_sums(line, registry);
+    const auto other = inexact(*e.contract, line);
     if (!range)
       throw BadInput(fmt::format(
-          "fill: expected a case whose intermediates are exact integers in {}, met {}, {} use {}",
+          "fill: expected a case whose intermediates are exact integers in {}, met {}, {}; use {}",
           name(line.dtype()), print(line),
-          advice == "fill=normal" ? "which has none;" : "whose sums are too long for it;", advice));
+          other                     ? "which has " + other->has
+          : advice == "fill=normal" ? "which has none"
+                                    : "whose sums are too long for it",
+          advice));
     base.feeds[0].range = *range;
   }
   e.shots.push_back(std::move(base));

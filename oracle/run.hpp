@@ -81,6 +81,8 @@ class Runner {
 // range, or where the case is larger than a judge can hold (cost.hpp).
 Evidence plan_case(const Case&, const Declared&, const std::vector<std::string>& checks,
                    const Registry&, std::shared_ptr<Kept> kept = nullptr);
+// Why a line leaves no integers exact, where it is not the length of its sums.
+std::optional<Contract::Inexact> inexact(const Contract&, const Case&);
 // What helps where integers are not exact, in words: "fill=normal or smaller extents".
 std::string shorter_sums(const Case&, const Registry&);
 // Checks that are due on a healthy case, narrowed by `only` where it is not empty.

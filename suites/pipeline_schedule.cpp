@@ -2,6 +2,8 @@
 // microbatch's gradients are made of its own activations and cotangents, whichever of them are in
 // flight, whether all of them and nothing else are in the sums before these are reduced, and
 // whether what travels goes in the order of the schedule.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -66,9 +68,15 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
 }
 
 // Dividing by a power of two costs no digit; by another number nothing is exact.
-std::optional<int64_t> integer_range(const Case& c) {
+std::optional<Contract::Inexact> inexact(const Case& c) {
   const int64_t m = int64_t(divisor(c));
-  return (m & (m - 1)) == 0 ? range_of_stack(c, c.at("tokens")) : std::nullopt;
+  if ((m & (m - 1)) == 0) return std::nullopt;
+  return Contract::Inexact{fmt::format("a mean over {} microbatches, which are no power of two", m),
+                           "fill=normal, loss=sum or another micro_batch_size"};
+}
+
+std::optional<int64_t> integer_range(const Case& c) {
+  return inexact(c) ? std::nullopt : range_of_stack(c, c.at("tokens"));
 }
 
 // ---- Who works on what, and when
@@ -417,6 +425,7 @@ Contract pipeline_schedule() {
   c.unanswered = unanswered;
   c.meaning = meaning;
   c.integer_range = integer_range;
+  c.inexact = inexact;
   c.cases = cases;
   c.gemms = [](const Case& line, int rank) { return gemms_of_stage(line, rank, false); };
   c.illegal = {"pipeline_schedule pp=2 tp=2",

@@ -13,6 +13,7 @@
 #include "oracle/cost.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/json.hpp"
+#include "oracle/printable.hpp"
 #include "oracle/run.hpp"
 #include "oracle/tensors/safetensors.hpp"
 
@@ -256,6 +257,25 @@ std::string case_text(const Plan& plan, const std::vector<std::string>& files) {
                             rows(entries)));
 }
 
+// One that was given in place of what lies in it.
+void refuse_folder_of_others(const std::string& folder) {
+  std::vector<std::string> within;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    for (const char* name : {case_name, battery_name})
+      if (fs::exists(entry.path() / name, error))
+        within.push_back(entry.path().filename().string());
+  if (within.empty()) return;
+  std::sort(within.begin(), within.end());
+  constexpr size_t few = 4;
+  const size_t shown = std::min(within.size(), few);
+  throw BadInput(fmt::format(
+      "{}: expected the folder of one prepared case or battery, met one that holds {} ({}{}); name "
+      "one of them: judge {}",
+      folder, within.size(), joined(std::span(within).first(shown), ", "),
+      within.size() > few ? ", ..." : "", telling::shell_path(fs::path(folder) / within[0])));
+}
+
 // `prepare` writes them last.
 void require_prepared(const std::string& folder) {
   std::error_code error;
@@ -273,7 +293,7 @@ void require_prepared(const std::string& folder) {
   if (!of_case && !begun([](const std::string& name, bool is_folder) {
         return is_folder && name.starts_with("000.");
       }))
-    return;
+    return refuse_folder_of_others(folder);
   const char* last = of_case ? case_name : battery_name;
   refuse(fs::path(folder) / last, "the file that `prepare` writes last",
          "nothing there: it was interrupted in this folder");

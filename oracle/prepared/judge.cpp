@@ -512,6 +512,18 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
   throw BadInput(unanswered_text(folder, all.others));
 }
 
+// "2 of 5 cases not answered (001.linear_row, 004.linear_row), 1 refused".
+std::string missing_text(const Unjudged& others, size_t judged) {
+  if (others.size() == 0) return "";
+  std::string text = fmt::format("of {} ", number_of(int64_t(others.size() + judged), "case"));
+  if (!others.unanswered.empty())
+    text += fmt::format("{} not answered ({})", others.unanswered.size(), listed(others.folders));
+  if (!others.refused.empty())
+    text +=
+        fmt::format("{}{} refused", others.unanswered.empty() ? "" : ", ", others.refused.size());
+  return text;
+}
+
 // A lane is proven by an answer to all of its cases, in full. Of the cases that were
 // answered, an interruption leaves some out.
 // `partial`: by lane why a check there saw less than it asks.
@@ -580,6 +592,7 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   close_lanes(report, looked->others, cases.size(), partial);
   report.wall_seconds = now() - begin;
   report.complete = !interrupted() && looked->others.size() == 0;
+  if (!interrupted()) report.missing = missing_text(looked->others, cases.size());
   return report;
 }
 

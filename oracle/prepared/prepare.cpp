@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "oracle/due.hpp"
+#include "oracle/joined.hpp"
 #include "oracle/overflow.hpp"
 #include "oracle/prepared/answer.hpp"
 #include "oracle/tensors/safetensors.hpp"
@@ -100,8 +102,16 @@ Member write_case(const Plan& plan, const std::string& folder) {
   return {fs::path(folder).filename(), digest, print(*plan.line)};
 }
 
+// Sums in a type that is narrower than what is added up: said of lines in half precision.
+bool narrows_sums(const Case& line, const std::string& key, const std::string& type) {
+  return (key == "acc" || key == "local_grad") &&
+         significand_bits(*dtype_from(type)) < significand_bits(line.dtype());
+}
+
 // Lines that a gate judges, as a foreign program sees them: each once, whatever ours would run on.
-std::vector<Case> lines_of(const Options& options, const Registry& registry) {
+// `narrowed`: how many of them a word of --with did not go into.
+std::vector<Case> lines_of(const Options& options, const Registry& registry,
+                           std::map<std::string, int64_t>& narrowed) {
   std::vector<Case> lines;
   std::set<std::string> seen;
   const auto add = [&](Case line) {
@@ -109,9 +119,17 @@ std::vector<Case> lines_of(const Options& options, const Registry& registry) {
     line.set("transport", "processes");
     line.set("device", "host");
     line.set("strides", "contiguous");
-    for (const auto& [key, value] : options.with)
-      if (line.has(key) && line.text(key).empty()) line.set(key, value);
-    if (seen.insert(print_canonical(line)).second) lines.push_back(std::move(line));
+    std::vector<std::string> left;
+    for (const auto& [key, value] : options.with) {
+      if (!line.has(key) || !line.text(key).empty()) continue;
+      if (narrows_sums(line, key, value))
+        left.push_back(key + "=" + value);
+      else
+        line.set(key, value);
+    }
+    if (!seen.insert(print_canonical(line)).second) return;
+    lines.push_back(std::move(line));
+    for (const std::string& word : left) ++narrowed[word];
   };
   std::set<std::string> contracts;
   for (const Due& d : plan_gate(options, registry)) {
@@ -172,7 +190,11 @@ Member prepare_case(const Case& line, const std::vector<std::string>& only,
 Battery prepare_battery(const Options& options, const std::string& folder,
                         const Registry& registry) {
   Battery b;
-  const std::vector<Case> lines = lines_of(options, registry);
+  std::map<std::string, int64_t> narrowed;
+  const std::vector<Case> lines = lines_of(options, registry, narrowed);
+  for (const auto& [word, times] : narrowed)
+    b.as_they_are.push_back(fmt::format("{} in a wider dtype: --with {} goes into the others",
+                                        number_of(times, "line"), word));
   const std::vector<Lacking> without = lacking(options, lines);
   holds_no(case_name, folder);
   holds_no(battery_name, folder);

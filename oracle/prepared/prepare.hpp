@@ -19,6 +19,8 @@ Member prepare_case(const Case&, const std::vector<std::string>& only, const std
 struct Battery {
   std::vector<Member> members;
   std::vector<std::string> left_out;
+  std::vector<std::string>
+      as_they_are;  // lines that a word of --with did not go into, a text a word
 };
 Battery prepare_battery(const Options&, const std::string& folder, const Registry&);
 

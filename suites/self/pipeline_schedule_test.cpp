@@ -455,6 +455,8 @@ TEST(ScheduleContract, IntegersAreExactWhereTheNumberOfMicrobatchesIsAPowerOfTwo
   EXPECT_EQ(contract().integer_range(line_of(words + "2")), 4);
   EXPECT_EQ(contract().integer_range(line_of(words + "2 loss=mean")), 4);
   EXPECT_EQ(contract().integer_range(line_of(words + "3 loss=mean")), std::nullopt);
+  EXPECT_FALSE(contract().inexact(line_of(words + "2 loss=mean")));
+  ASSERT_TRUE(contract().inexact(line_of(words + "3 loss=mean")));
 }
 
 // ---- Kernels and twins on numbers that are known: two stages, a layer of one column each

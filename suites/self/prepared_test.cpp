@@ -980,6 +980,37 @@ TEST_F(Prepared, ABatterySaysWhatItsProgramComputesIn) {
   }
 }
 
+// In which autograd leaves a gradient of bf16: not one of f64.
+TEST_F(Prepared, ABatterySumsInNoNarrowerTypeThanItsLines) {
+  Options options = rows_on_two_ranks();
+  options.patterns = {"sharded_linear"};
+  options.with = {{"local_grad", "bf16"}};
+  const Battery b = prepare_battery(options, folder, families());
+  int64_t wider = 0, bf16 = 0;
+  for (const Member& m : b.members) {
+    const Case line = parse(m.line, families());
+    const bool half = line.dtype() == DType::bf16;
+    EXPECT_EQ(line.text("local_grad"), half ? "bf16" : "") << m.line;
+    half ? ++bf16 : ++wider;
+  }
+  EXPECT_GT(bf16, 0);
+  ASSERT_EQ(b.as_they_are.size(), 1u);
+  EXPECT_EQ(
+      b.as_they_are[0],
+      fmt::format("{} lines in a wider dtype: --with local_grad=bf16 goes into the others", wider));
+}
+
+// The folder above the one that is meant.
+TEST_F(Prepared, AFolderOfSeveralCasesSaysHowToNameOne) {
+  fs::create_directories(folder);
+  for (const char* name : {"two", "one"})
+    prepare_case(parse("linear_row tp=2", families()), {}, folder / name, families());
+  const std::string said = refusal();
+  EXPECT_EQ(said, fmt::format("{0}: expected the folder of one prepared case or battery, met one "
+                              "that holds 2 (one, two); name one of them: judge {0}/one",
+                              folder.string()));
+}
+
 // What a line says stays.
 TEST_F(Prepared, ABatteryLeavesWordsThatALineSays) {
   Options options = rows_on_two_ranks();
@@ -1027,6 +1058,7 @@ TEST_F(Prepared, ARefusedAnswerLeavesTheOthersOfABatteryJudged) {
   EXPECT_NE(others.refused[0].find("grad.w"), std::string::npos) << others.refused[0];
   EXPECT_EQ(rest.cases.size(), b.members.size() - 1);
   EXPECT_FALSE(rest.complete);
+  EXPECT_EQ(rest.missing, fmt::format("of {} cases 1 refused", b.members.size()));
   EXPECT_FALSE(rest.lanes.at(0).proven);
   for (const Member& m : b.members) answer(folder / m.folder, families(), {.change = less});
   EXPECT_THROW(judge_folder(folder, {}, families(), silent, &others), BadInput);
@@ -1098,6 +1130,8 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   EXPECT_FALSE(rest.complete);
   EXPECT_FALSE(rest.lanes.at(0).proven);
   EXPECT_EQ(exit_code(rest), 3);
+  EXPECT_EQ(no_judgement(rest), std::vector{fmt::format("of {} cases 1 not answered ({})",
+                                                        b.members.size(), b.members[2].folder)});
   for (const Member& m : b.members) fs::remove(folder / m.folder / "rank0.out.safetensors");
   try {
     judge_folder(folder, {}, families(), silent, &others);
