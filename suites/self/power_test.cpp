@@ -422,6 +422,13 @@ TEST(Controls, AreCaughtByTheirChecksWhileTheirTwinPasses) {
                                     {{"forward", "gradient"}, {"adjoint"}, false});
   EXPECT_EQ(c.outcome, ControlResult::caught) << c.reason;
   EXPECT_EQ(c.margin, 40) << "20 times a bound, twice what the healthy twin has";
+  const ControlResult first =
+      concluded(run_of({{"forward", 20}, {"gradient", 40}}), {{"forward", "gradient"}, {}, false});
+  EXPECT_EQ(first.margin, 40) << "the weaker of both, whichever comes last";
+  // A run of which nothing is left to compare is seen, too.
+  EXPECT_EQ(
+      concluded(run_of({}, {{"forward", Verdict::vacuous}}), {{"forward"}, {}, false}).outcome,
+      ControlResult::caught);
   const ControlResult unjudged =
       concluded(run_of({{"forward", 40}}), {{"forward"}, {}, false}, run_of({{"forward", 3}}));
   EXPECT_EQ(unjudged.outcome, ControlResult::unjudged);
@@ -483,6 +490,27 @@ TEST(Controls, ResultsAreComparedOnEveryRank) {
     }
 }
 
+// A result that is not there, a trace of memory, an operator that acted in a later shot.
+TEST(Controls, WhatIsMissingOrWasSeenLaterIsADifference) {
+  Judged plain;
+  plain.evidence.ranks.resize(2);
+  for (RankRecord& r : plain.evidence.ranks) {
+    r.shots.resize(2);
+    r.shots[0].results.push_back({0, 0, false, DType::f64, {1}, Bytes({std::byte(1)})});
+  }
+  EXPECT_TRUE(gating::same_results(plain, plain, false) && gating::same_traces(plain, plain));
+  EXPECT_FALSE(gating::any_active(plain));
+  Judged more = plain, written = plain, later = plain;
+  more.evidence.ranks[1].shots[0].results.push_back(
+      {1, 1, false, DType::f64, {1}, Bytes({std::byte(1)})});
+  EXPECT_FALSE(gating::same_results(plain, more, false));
+  EXPECT_FALSE(gating::same_results(more, plain, false));
+  written.evidence.ranks[1].shots[0].memory.push_back({"argument", "x", 1, 0, "seen"});
+  EXPECT_FALSE(gating::same_traces(written, plain));
+  later.evidence.ranks[1].shots[1].active = true;
+  EXPECT_TRUE(gating::any_active(later));
+}
+
 // ---- Operators
 
 gating::Site site_of(Op op, Phase phase, int p) {
@@ -539,6 +567,11 @@ TEST(Operators, AreDueToTheChecksThatSeeThem) {
   EXPECT_EQ(due("skip", Phase::forward, true, true, true), Checks{"lockstep"});
   EXPECT_EQ(due("own_order", Phase::forward, true, false), Checks{"replica"});
   EXPECT_EQ(due("arrival_order", Phase::forward, true, false), Checks{"repeat"});
+  // Payloads of the due call: of a linear contract the pairing sees them in the backward, but for
+  // single bits.
+  EXPECT_EQ(due("scale_p", Phase::forward, true, true), Checks{"forward"});
+  EXPECT_EQ(due("scale_p", Phase::backward, false, true), (Checks{"gradient", "adjoint"}));
+  EXPECT_EQ(due("bit_sign", Phase::backward, false, true), Checks{"gradient"});
 }
 
 // One rank's fault is another than that of all; each call counts by itself only where all do.

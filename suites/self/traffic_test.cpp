@@ -234,6 +234,24 @@ TEST(OwnOrder, IsEquivalentWhereNoResultHasCopies) {
   EXPECT_FALSE(outcomes("vocab_cross_entropy").contains("equivalent: no copies"));
 }
 
+// What leaves every result as it is, and what does so in the base shot alone, is told apart from
+// what changes a gradient, the calls, or the next run.
+TEST(Operators, AreCaughtWhereverTheyShow) {
+  const auto outcomes = [](const std::string& contract, const std::string& op,
+                           const std::string& site) {
+    Options o = quiet(contract);
+    o.tier = "ci";
+    std::set<std::string> met;
+    for (const ControlResult& c : gate(all_families(), o).controls)
+      if (c.name == op && c.witness.find(op + site) != std::string::npos)
+        met.insert(name(c.outcome));
+    return met;
+  };
+  const std::set<std::string> caught{"caught"};
+  EXPECT_EQ(outcomes("mapping_copy", "scale_p", "@backward"), caught);
+  EXPECT_EQ(outcomes("vocab_cross_entropy", "twice", "@forward.tp.1"), caught);
+}
+
 TEST(OwnTraffic, TakesThePlaceOfTheContracts) {
   EXPECT_EQ(ledger_of(with_halves({})).verdict, Verdict::failed);
   Declared own;

@@ -427,6 +427,48 @@ TEST(AGate, AsksATwinWhatItsControlsAreAsked) {
 }
 
 // Without its healthy twin a control says nothing; no code is said to fail.
+// The outcome of a named control on a reduce, in a tier.
+ControlResult::Outcome outcome_of(Control broken, const std::string& tier) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  r.add(Subject{"", "sound", planted::forward(planted::reduced), planted::forward_only()});
+  r.add(std::move(broken));
+  Options o = plain(1);
+  o.controls = true;
+  o.tier = tier;
+  Progress silent;
+  for (const ControlResult& c : run_gate(o, r, silent).controls)
+    if (c.name == "off") return c.outcome;
+  ADD_FAILURE() << "expected the control";
+  return ControlResult::unjudged;
+}
+
+// A check that has to be silent is asked in tier smoke, too.
+TEST(AGate, AsksTheChecksThatMustBeSilent) {
+  Control writes = off("sound tp=2 tokens=3 hidden=7");
+  writes.make = planted::forward([](Rank& rank, const View& in, const View& out) {
+    planted::own_block(rank, in, out);
+    in.data[0] ^= std::byte(1);
+  });
+  for (const char* tier : {"smoke", "ci"}) {
+    EXPECT_EQ(outcome_of(writes, tier), ControlResult::caught) << tier;
+    Control silent = writes;
+    silent.silent = "memory";
+    EXPECT_EQ(outcome_of(std::move(silent), tier), ControlResult::wrong_check) << tier;
+  }
+}
+
+// One that is right in its first run, on both ranks, is told as that one shows it.
+TEST(AGate, GivesABrokenRunNoSecondChance) {
+  const auto runs = std::make_shared<Turns>();
+  Control late = off("sound tp=2 tokens=3 hidden=7");
+  late.make = planted::forward([runs](Rank& rank, const View& in, const View& out) {
+    runs->next() < 2 ? planted::reduced(rank, in, out) : planted::own_block(rank, in, out);
+  });
+  EXPECT_EQ(outcome_of(late, "smoke"), ControlResult::escaped);
+  EXPECT_EQ(outcome_of(late, "smoke"), ControlResult::caught);
+}
+
 TEST(AGate, LeavesAControlOpenWhereItsTwinThrows) {
   Registry r = with_contracts({{"throws", [](Contract& c) {
                                   ends(c, [] { throw std::runtime_error("a reference at odds"); });
