@@ -822,7 +822,7 @@ DriftLine parse_drift(std::vector<std::string> words, const Registry& registry) 
 }
 
 DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const Options& common,
-                      const Registry& registry) {
+                      const Registry& registry, RankMain main) {
   const auto begin = std::chrono::steady_clock::now();
   DriftReport report;
   report.line = line.text();
@@ -841,7 +841,7 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
   spec.in_process = common.in_process && spec.transport == "threads";
   spec.program = common.program;
   spec.mpiexec = common.mpiexec;
-  auto world = start_world(spec, shardproof::rank_main(registry));
+  auto world = start_world(spec, main ? std::move(main) : shardproof::rank_main(registry));
 
   Work work{0,
             0,

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "oracle/comm/world.hpp"
 #include "oracle/gate.hpp"
 #include "oracle/registry.hpp"
 
@@ -82,7 +83,9 @@ struct DriftReport {
   bool drifted() const { return !seen.empty() || !ended.empty(); }
   bool open() const { return !drifted() && !without_bound.empty(); }  // no judgement
 };
-DriftReport run_drift(const DriftLine&, const DriftOptions&, const Options&, const Registry&);
+// `main`: what a rank runs, in place of the registry's; for tests.
+DriftReport run_drift(const DriftLine&, const DriftOptions&, const Options&, const Registry&,
+                      RankMain main = nullptr);
 
 std::string drift_text(const DriftReport&, const DriftLine&, const DriftOptions&,
                        const std::string& program);

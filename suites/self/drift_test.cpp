@@ -111,6 +111,32 @@ TEST(Drift, DataDifferInBatchesAndMicrobatchesAndDrawsInEachOfThem) {
   EXPECT_EQ(draws.size(), 16u);
 }
 
+// A routing is made, not drawn.
+TEST(Drift, DataThatAreMadeDifferInBatchesAndMicrobatchesToo) {
+  const Case line = parse("expert_mlp ep=2 microbatches=2", registry());
+  bool any = false;
+  for (const Operand& o : registry().contract("expert_mlp").operands(line)) {
+    if (!o.made || o.role == Operand::output) continue;
+    any = true;
+    std::set<std::vector<double>> inputs;
+    for (int64_t step = 0; step < 8; ++step)
+      for (int64_t m = 0; m < 2; ++m)
+        inputs.insert(drift::input_of(line, o, line.mesh(), step, m).value);
+    EXPECT_EQ(inputs.size(), 8u) << o.name;
+  }
+  EXPECT_TRUE(any) << "expected an operand that is made";
+}
+
+// The worst of more steps is no better.
+TEST(Drift, TheWorstRatioIsThatOfAllSteps) {
+  double worst = 0;
+  for (int64_t steps = 1; steps < 7; ++steps) {
+    const double ratio = drift("block tp=2 sp=on dtype=bf16", steps).worst_ratio;
+    EXPECT_GE(ratio, worst) << steps;
+    worst = ratio;
+  }
+}
+
 // ---- Samples: microbatch x microbatches x dp; tp and cp do not count
 
 std::vector<ShotRecord> first_step(const std::string& text) {
@@ -506,6 +532,22 @@ TEST(Drift, FollowsARunOnAndSaysWhatTheLossShows) {
   EXPECT_FALSE(r.loss_told);
 }
 
+// One element of one parameter parts, and stays apart: every copy is given the same update.
+TEST(Drift, TellsHowFarCopiesAreApartWhicheverPart) {
+  EXPECT_GT(drift("block tp=4 control=replica_bit_flip@2", 4).replicas_apart, 0);
+}
+
+// Beside it the run goes on without the fault, from the step in which that is seen: usual is how
+// far its losses lie apart.
+TEST(Drift, UsualIsHowFarTheLossesOfARightRunLieApart) {
+  std::vector<double> losses;
+  for (int64_t steps = 3; steps <= 10; ++steps)
+    losses.push_back(drift("block tp=2 sp=on", steps).last_loss);
+  const auto [least, most] = std::minmax_element(losses.begin(), losses.end());
+  const DriftReport r = drift("block tp=2 sp=on control=norm_gradient_not_summed@2", 10);
+  EXPECT_NEAR(r.loss_usual, (*most - *least) / losses.back(), 1e-9);
+}
+
 // The loss of a step is taken before its update, so that one step that goes wrong in the backward
 // cannot show in it, and is beside no other step whose loss says what is usual.
 TEST(Drift, OfTheLastStepTheLossSaysWhatItCan) {
@@ -637,6 +679,30 @@ TEST(Drift, AFailureOfTheHarnessIsNoVerdict) {
   o.steps = 2;
   const DriftLine line = parse_drift(words_of("block tp=2 sp=on control=harness_fails@1"), r);
   EXPECT_THROW(run_drift(line, o, Options{}, r), Infrastructure);
+}
+
+// A rank whose record was written over: nothing is read of what it lacks.
+TEST(Drift, ARecordThatLacksAResultIsToldAsOverwritten) {
+  for (const int tag :
+       {int(drift::after_backward), int(drift::before_step), int(drift::after_step)}) {
+    const RankMain honest = drift::rank_main(registry());
+    const RankMain main = [=](RankHost& host, std::span<const std::byte> job) {
+      auto bytes = honest(host, job);
+      auto record = parse_record(bytes);
+      if (host.rank != 1 || !record || record->shots.empty()) return bytes;
+      std::erase_if(record->shots[0].results,
+                    [&](const ResultTensor& t) { return t.step == tag && t.operand == 1; });
+      return serialize(*record);
+    };
+    DriftOptions o;
+    o.steps = 2;
+    const DriftReport r = run_drift(parse_drift(words_of("block tp=2 sp=on"), registry()), o,
+                                    Options{}, registry(), main);
+    EXPECT_EQ(r.ended,
+              "rank 1 handed in a record that does not fit the step: its memory was overwritten")
+        << tag;
+    EXPECT_EQ(r.ended_at, 0);
+  }
 }
 
 // ---- The optimizer, by hand
