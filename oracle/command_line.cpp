@@ -280,7 +280,7 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
     throw BadInput(
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",
                     line.text("transport")));
-  const bool legal = !contract.precondition || !contract.precondition(line);
+  const bool legal = !illegal(contract, line);
   if (!line.text("control").empty() && !legal)
     return;  // a twin may be about lines that are refused
   // First, where sequences are a list of all tokens: it is made again and again below.

@@ -172,6 +172,11 @@ struct Contract {
   std::function<bool(const Case&)> stiff;
 };
 
+// A line that the contract refuses. Of such a line nothing else is asked of it: not its traffic.
+inline bool illegal(const Contract& c, const Case& line) {
+  return c.precondition && c.precondition(line).has_value();
+}
+
 // Calls due of a subject: its own where it states them, else the contract's under its plan. Groups
 // are called as they are on the line, where an axis may have one rank.
 inline std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject,

@@ -124,6 +124,7 @@ Cost cost_of(const Evidence& e, double further) {
 }
 
 double calls_of(const Evidence& e) {
+  if (illegal(*e.contract, *e.line)) return 0;  // a line of `rejection`
   if (!check_named("ledger").due(*e.contract, *e.line, e.declared)) return 0;
   const auto in_a_pass = [&] {
     size_t most = 0;

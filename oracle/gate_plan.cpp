@@ -32,10 +32,6 @@ std::vector<std::string> trimmed_words(const std::string& text, char at) {
   return parts;
 }
 
-bool illegal(const Contract& c, const Case& line) {
-  return c.precondition && c.precondition(line).has_value();
-}
-
 std::string contradiction(const Contract& c, const Case& line, bool due_to_refuse) {
   if (!c.precondition || illegal(c, line) == due_to_refuse) return "";
   if (due_to_refuse)

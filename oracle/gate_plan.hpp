@@ -11,8 +11,6 @@ namespace shardproof {
 // A transport and where the tensors live.
 using Place = std::pair<std::string, std::string>;
 
-// Whether the contract refuses the line.
-bool illegal(const Contract&, const Case&);
 // A contract that contradicts its own lines: "" where it refuses what it has to, and nothing else.
 std::string contradiction(const Contract&, const Case&, bool due_to_refuse);
 // Whether the options' rank counts and dtypes leave the line.

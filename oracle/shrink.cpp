@@ -294,8 +294,7 @@ Shrunk shrink(const Case& line, const CaseResult& failing, const Symptom& sympto
 namespace {
 
 bool refused(const Case& line, const Registry& registry) {
-  const Contract& c = registry.contract(line.contract);
-  return c.precondition && c.precondition(line).has_value();
+  return illegal(registry.contract(line.contract), line);
 }
 
 // What `run` asks of a line; of a line that its contract refuses, whether the subject does too.

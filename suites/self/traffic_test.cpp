@@ -428,6 +428,25 @@ TEST(Cost, ADeadlineHasTimeForEachCall) {
   EXPECT_EQ(calls_of(plan_case(alone, d, {}, r)), 0);
 }
 
+// What `rejection` feeds has no traffic: a contract may state nothing of it, or never end.
+TEST(Cost, ALineThatIsRefusedIsAskedForNoTraffic) {
+  Registry r = all_families();
+  Contract c = with_shift(true);
+  c.precondition = [](const Case& line) -> std::optional<Rejected> {
+    if (line.at("tokens") == 5) return std::nullopt;
+    return Rejected("5 tokens", "others", "use tokens=5");
+  };
+  c.traffic = [](const Case& line, const std::string&, int) -> std::vector<Traffic> {
+    if (line.at("tokens") != 5) throw std::logic_error("asked of a line that is refused");
+    return {};
+  };
+  r.add(c);
+  r.add(Subject{"", c.name, [] { return std::make_unique<LogSumExp>(); }, {}});
+  const Case refused = parse("log_sum_exp tp=2 tokens=7", r);
+  const Evidence e = plan_case(refused, declared_of(refused, r), {"rejection"}, r);
+  EXPECT_EQ(calls_of(e), 0);
+}
+
 // Each microbatch of each way is a message of its own, between two stages 2 x 2000 in a pass at
 // least: deadlines that count products alone leave 30 s to whatever there is.
 TEST(Cost, MicrobatchesOfOneTokenHaveTheirTime) {
