@@ -87,8 +87,7 @@ struct Gemm {
   int64_t m = 0, n = 0, k = 0;
 };
 
-// What each place of an axis works on, for `explain`: "F0", "B3" of a tick; "" where it has
-// nothing.
+// What each place of an axis works on, for `explain`: "F0", "B3" of a tick; "" where it has none.
 struct Schedule {
   Axis axis;
   std::string legend;

@@ -11,8 +11,7 @@
 //            products forward, five backward), and 30 N: drawing, comparing and carrying an element
 //            costs about as much
 //   calls    passes x the calls that are due of the rank that makes most of them: each waits for
-//   its
-//            peers, however little it carries
+//            its peers, however little it carries
 #pragma once
 #include <string>
 #include <vector>

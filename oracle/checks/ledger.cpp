@@ -248,8 +248,7 @@ std::optional<Finding> judge_unanswered(const Evidence& e, int rank, const Unans
     f.ratio = std::numeric_limits<double>::infinity();
     f.message = fmt::format(
         "expected at most {} elements that came by shifts {:+} over {} and wait for what goes "
-        "back, "
-        "met {} behind {}",
+        "back, met {} behind {}",
         due.most, due.hop, due.label, waiting, text(c));
     f.means = due.means;
     return f;
