@@ -11,7 +11,8 @@ ContextRank::ContextRank(Rank& r, ContextLine c)
       context(std::move(c)),
       storage(r.line().dtype()),
       accumulate(accumulation_of(r.line())),
-      wire(type_of_key(r.line(), "wire", accumulate)) {}
+      // One rank sends nothing: its sums meet no wire's type.
+      wire(cp.size() > 1 ? type_of_key(r.line(), "wire", accumulate) : accumulate) {}
 
 int64_t extent_from_end(const View& v, int from_end) {
   return v.shape[v.shape.size() - size_t(from_end)];
