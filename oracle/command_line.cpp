@@ -359,7 +359,10 @@ int shrink(const Words& words, const Registry& registry, int argc, char** argv) 
   catch_interrupts();
   const ShrinkOutcome outcome = shrink_line(line, options, registry);
   say(coloured(ended_with_newline(outcome.text)));
-  if (interrupted()) return exit_interrupted;
+  if (interrupted()) {
+    say("INTERRUPTED: a simpler line may fail as well\n");
+    return exit_interrupted;
+  }
   return outcome.failed ? exit_failed : exit_passed;
 }
 
@@ -645,6 +648,9 @@ int concluding(int argc, char** argv, const Registry& registry) {
   } catch (const Rejected& e) {
     complain(e.what());
     return exit_wrong_call;
+  } catch (const Interrupted&) {
+    complain("INTERRUPTED before its end: nothing was judged");
+    return exit_interrupted;
   } catch (const std::exception& e) {
     complain(fmt::format("no judgement: {}", e.what()));
     return interrupted() ? exit_interrupted : exit_no_judgement;

@@ -317,7 +317,9 @@ class LineJudge {
     if (checks.empty()) return {};
     try {
       if (!illegal_) check_legal(line, registry_);
-      return runner_.run(line, checks, lane_of(line)).result;
+      CaseResult result = runner_.run(line, checks, lane_of(line)).result;
+      if (interrupted()) return {};  // its ranks may have been ended for that
+      return result;
     } catch (const BadInput& e) {
       refusal_ = e.what();
       return {};
@@ -346,6 +348,7 @@ void check_available(const Case& line) {
 CaseResult first_judgement(LineJudge& judge, const Case& line, const Options& options,
                            const Registry& registry) {
   if (auto result = judge(line, options.checks)) return *result;
+  if (interrupted()) throw Interrupted();
   check_legal(line, registry);
   if (std::string why = not_due(line, registry); !why.empty())
     throw BadInput(fmt::format(
@@ -409,8 +412,9 @@ ShrinkOutcome shrink_line(const Case& line, const Options& options, const Regist
       line, first, *symptom, registry, [&](const Case& c) { return hasty(c, only); },
       hung ? most_hung : 1000);
   const auto again = judge(shrunk.line, options.checks);
-  const bool steady = again && shows(*again, *symptom);
-  if (steady) shrunk.result = *again;
+  const bool seen_again = again && shows(*again, *symptom);
+  if (seen_again) shrunk.result = *again;
+  const bool steady = seen_again || interrupted();  // which says nothing of the line
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   return {true, told(shrunk, line, *symptom, seconds, steady, options)};
 }

@@ -863,6 +863,20 @@ TEST_F(Command, AnInterruptedRunSaysSo) {
       << text_of(folder / "out");
 }
 
+// Ranks that are ended with it are no crash of a subject.
+TEST_F(Command, AnInterruptedShrinkBlamesNobody) {
+  Folder folder;
+  const Ended ended =
+      start({"shrink", "attention_ring", "cp=2", "tokens=2000"}, folder / "out", [](pid_t child) {
+        for (int i = 0; i < 60000 && !has_children(child); ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        kill(child, SIGTERM);
+      });
+  EXPECT_EQ(ended.code, 130) << ended.err;
+  EXPECT_EQ(ended.err, "shardproof: INTERRUPTED before its end: nothing was judged\n");
+  EXPECT_FALSE(holds(text_of(folder / "out"), "CRASHED")) << text_of(folder / "out");
+}
+
 // Before a command waits for its cases, and where it waits for none.
 TEST_F(Command, AnInterruptedPrepareSaysSo) {
   Folder folder;
