@@ -111,21 +111,15 @@ void refuse_terms_of_feeds(const Evidence& e, const Registry& registry) {
 // Multiplications that cost less than a start of ranks does.
 constexpr double small_case = 1e9;
 
-std::vector<Whole> drawn_all(const Evidence& e, const Feed& feed, int first, int end) {
-  std::vector<Whole> all;
-  for (int i = first; i < end; ++i) all.push_back(drawn(e, feed, i, first == e.inputs));
-  return all;
-}
-
 // Values alone are a fraction of the work that bounds take.
 void refuse_values(const Evidence& e) {
   const ReferenceWork work;
   const Feed& feed = e.shots.at(0).feeds.at(0);
   const auto unbounded = [](size_t) { return NoError{}; };
-  const auto inputs = drawn_all(e, feed, 0, e.inputs);
+  const auto inputs = drawn_inputs(e, feed);
   require_in_range(e, e.contract->forward(*e.line, inputs, nullptr), e.inputs, false, unbounded);
   if (!e.declared.backward) return;
-  const auto cotangents = drawn_all(e, feed, e.inputs, int(e.operands.size()));
+  const auto cotangents = drawn_cotangents(e, feed);
   require_in_range(e, e.contract->backward(*e.line, inputs, cotangents, nullptr), 0, true,
                    unbounded);
 }

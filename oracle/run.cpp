@@ -306,12 +306,11 @@ const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed)
   const ReferenceWork work;
   auto truth = std::make_unique<Truth>();
   const bool gauges = !exact_data(e, feed);
-  for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(drawn(e, feed, i, false));
+  truth->inputs = drawn_inputs(e, feed);
   truth->outputs =
       e.contract->forward(line, truth->inputs, gauges ? &truth->output_gauges : nullptr);
   if (e.declared.backward) {
-    for (int i = e.inputs; i < int(e.operands.size()); ++i)
-      truth->cotangents.push_back(drawn(e, feed, i, true));
+    truth->cotangents = drawn_cotangents(e, feed);
     truth->gradients = e.contract->backward(line, truth->inputs, truth->cotangents,
                                             gauges ? &truth->gradient_gauges : nullptr);
   }

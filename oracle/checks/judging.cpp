@@ -459,13 +459,12 @@ bool passes_with(const Evidence& e, std::string_view word, bool gradient, const 
   other.truth = [&](const Feed& feed) -> const Truth& {
     if (truth) return *truth;
     truth.emplace();
-    for (int i = 0; i < e.inputs; ++i) truth->inputs.push_back(drawn(e, feed, i, false));
+    truth->inputs = drawn_inputs(e, feed);
     truth->outputs = e.contract->forward(line, truth->inputs, &truth->output_gauges);
-    for (int i = e.inputs; gradient && i < int(e.operands.size()); ++i)
-      truth->cotangents.push_back(drawn(e, feed, i, true));
-    if (gradient)
-      truth->gradients =
-          e.contract->backward(line, truth->inputs, truth->cotangents, &truth->gradient_gauges);
+    if (!gradient) return *truth;
+    truth->cotangents = drawn_cotangents(e, feed);
+    truth->gradients =
+        e.contract->backward(line, truth->inputs, truth->cotangents, &truth->gradient_gauges);
     return *truth;
   };
   return against_truth(other, 0, word, gradient).findings.empty();

@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "oracle/checks/judging.hpp"
 #include "oracle/joined.hpp"
@@ -228,20 +229,28 @@ void count(const Calls& calls, int rank, Volume& v) {
 
 // ---- What has come and waits for an answer, whoever states the calls
 
-// Elements that the other end of a shift has sent: members make their calls in one order.
-int64_t received(const Evidence& e, const LedgerEntry& shift) {
-  if (shift.from < 0) return 0;
-  for (const LedgerEntry& c : e.record(shift.from, 0).ledger)
-    if (c.phase == shift.phase && c.label == shift.label && c.number == shift.number)
-      return c.count;
-  return 0;
+// Elements of each call along a group that a rank has sent. Members make their calls in one order,
+// so that both ends know it by its number.
+std::map<std::pair<Phase, int>, int64_t> sent_over(const Calls& calls, const std::string& label) {
+  std::map<std::pair<Phase, int>, int64_t> sent;
+  for (const LedgerEntry& c : calls)
+    if (c.label == label) sent[{c.phase, c.number}] = c.count;
+  return sent;
 }
 
 std::optional<Finding> judge_unanswered(const Evidence& e, int rank, const Unanswered& due) {
   int64_t waiting = 0;
+  std::map<int, std::map<std::pair<Phase, int>, int64_t>> sent;  // by the rank that sends
+  const auto received = [&](const LedgerEntry& c) -> int64_t {
+    if (c.from < 0) return 0;
+    const auto [from, fresh] = sent.try_emplace(c.from);
+    if (fresh) from->second = sent_over(e.record(c.from, 0).ledger, due.label);
+    const auto shift = from->second.find({c.phase, c.number});
+    return shift == from->second.end() ? 0 : shift->second;
+  };
   for (const LedgerEntry& c : e.record(rank, 0).ledger) {
     if (c.op != Op::shift || c.label != due.label) continue;
-    waiting += c.hop == due.hop ? received(e, c) : c.hop == -due.hop ? -c.count : 0;
+    waiting += c.hop == due.hop ? received(c) : c.hop == -due.hop ? -c.count : 0;
     if (waiting <= due.most) continue;
     Finding f;
     f.rank = rank, f.ranks = {rank};

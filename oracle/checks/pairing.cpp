@@ -351,6 +351,19 @@ Whole drawn(const Evidence& e, const Feed& feed, int operand, bool cotangent) {
   return w;
 }
 
+std::vector<Whole> drawn_inputs(const Evidence& e, const Feed& feed) {
+  std::vector<Whole> all;
+  for (int i = 0; i < e.inputs; ++i) all.push_back(drawn(e, feed, i, /*cotangent=*/false));
+  return all;
+}
+
+std::vector<Whole> drawn_cotangents(const Evidence& e, const Feed& feed) {
+  std::vector<Whole> all;
+  for (int i = e.inputs; i < int(e.operands.size()); ++i)
+    all.push_back(drawn(e, feed, i, /*cotangent=*/true));
+  return all;
+}
+
 std::vector<Pairing> pairings_of(const Evidence& e, int shot, const std::vector<Paired>& inputs) {
   std::vector<Pairing> all(inputs.size());
   for (Pairing& p : all) p.complete = true;

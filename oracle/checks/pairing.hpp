@@ -62,6 +62,9 @@ std::vector<double> filled(const Evidence&, const Feed&, int operand, bool cotan
 // The same with what the feed gives in their place: what the ranks are given. Where files hold what
 // they were fed by a feed of the evidence's own shots, it is read there.
 Whole drawn(const Evidence&, const Feed&, int operand, bool cotangent);
+// What the reference is fed: every input and parameter, or the cotangent of every output.
+std::vector<Whole> drawn_inputs(const Evidence&, const Feed&);
+std::vector<Whole> drawn_cotangents(const Evidence&, const Feed&);
 
 // Ranks whose denoted values count: of a P group the first.
 bool leads(const Layout&, const Mesh&, int rank);
