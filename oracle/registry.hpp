@@ -11,10 +11,10 @@
 namespace shardproof {
 
 // A fault planted in the judge. Returns "" when it got the verdict that it deserves, else what went
-// wrong.
+// wrong. The gate's deadlines are those of healthy ranks beside it, too.
 struct Planted {
   std::string name;
-  std::function<std::string()> plant;
+  std::function<std::string(double deadline_scale)> plant;
 };
 
 class Registry {

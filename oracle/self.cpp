@@ -37,16 +37,17 @@ struct Verdicts final : ResultSink {
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
 };
 
-std::string failure_of(const Planted& fault) try {
-  return fault.plant();
+std::string failure_of(const Planted& fault, double deadline_scale) try {
+  return fault.plant(deadline_scale);
 } catch (const std::exception& e) {
   return std::string("expected a verdict, met an exception: ") + e.what();
 }
 
-void plant(const std::vector<Planted>& planted, Turns& turns, ResultSink& sink) {
+void plant(const std::vector<Planted>& planted, double deadline_scale, Turns& turns,
+           ResultSink& sink) {
   for (size_t i; (i = turns.next()) < planted.size();) {
     if (interrupted()) break;  // what it would find then is the interruption
-    sink.put(SelfVerdict{planted[i].name, true, failure_of(planted[i])});
+    sink.put(SelfVerdict{planted[i].name, true, failure_of(planted[i], deadline_scale)});
   }
 }
 
@@ -88,7 +89,7 @@ void run_self(const Options& options, const Registry& registry, const std::vecto
               Worlds& worlds, SelfResult& result) {
   Verdicts verdicts(result);
   Turns turns;
-  plant(registry.planted(), turns, verdicts);
+  plant(registry.planted(), options.deadline_scale, turns, verdicts);
   for (const bool forked : {true, false})
     test_transports(options, lanes_of(due, forked), worlds, verdicts);
 }
@@ -100,9 +101,10 @@ std::vector<Part> self_parts(const Options& options, const Registry& registry,
   std::vector<Part> parts;
   const auto turns = std::make_shared<Turns>();
   for (int i = 0; i < planted_side_by_side && !registry.planted().empty(); ++i)
-    parts.push_back(
-        {[&registry, turns](ResultSink& sink) { plant(registry.planted(), *turns, sink); },
-         verdicts});
+    parts.push_back({[&options, &registry, turns](ResultSink& sink) {
+                       plant(registry.planted(), options.deadline_scale, *turns, sink);
+                     },
+                     verdicts});
   const Lanes lanes = lanes_of(due, true);
   if (!lanes.empty())
     parts.push_back({[&options, &registry, lanes](ResultSink& sink) {

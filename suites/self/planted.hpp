@@ -52,7 +52,8 @@ std::vector<Plant> odd_but_right();
 std::vector<Plant> vacuous();
 std::vector<Plant> gradients();  // wrong alike in reference and subject
 std::vector<Plant> draws();      // random streams that do not follow the data
-// Those that need more than a subject.
+// Those that need more than a subject. Their ranks are healthy, or none.
+Planted without_subject(std::string name, std::string (*plant)());
 std::vector<Planted> of_the_parent();
 std::vector<Planted> of_the_draws();
 // A gate on processes, without a word.
@@ -67,8 +68,8 @@ void add_masked_rows(Registry&);
 // before any fork.
 const Registry& registry();
 
-// "" or what went wrong.
-std::string run(const Plant&);
+// "" or what went wrong. `deadline_scale` is that of the gate around it.
+std::string run(const Plant&, double deadline_scale = 1);
 std::string differs(const Judged&, const Deserved&);
 // A run with its own ranks. `main` is what they run in place of rank_main.
 Judged judge(const Case& line, const std::vector<std::string>& checks, RankMain main = nullptr,

@@ -116,7 +116,7 @@ std::vector<Plant> draws() {
 }
 
 std::vector<Planted> of_the_draws() {
-  return {{"judge_without_the_inequality", judge_without_the_inequality}};
+  return {without_subject("judge_without_the_inequality", judge_without_the_inequality)};
 }
 
 }  // namespace shardproof::planted
