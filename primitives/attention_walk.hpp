@@ -150,10 +150,11 @@ class AttentionWalk {
   SHARDPROOF_HD void take(const Tensor& from, int64_t width, int64_t strip, Sums& sums) const {
     using A = typename Math::Sum;
     each_block(width, strip, [&](int block, int64_t column, Extent n) {
-      each_score(n, [&](int r, int c, A& value) {
-        value = r < n_.own && c < n.other
-                    ? from.template load<A>(room_.own_rows.line[r] * width + column + c)
-                    : A(0);
+      each_place(n, [&](int r, int c) {
+        room_.score.scores.at(r, c) =
+            r < n_.own && c < n.other
+                ? from.template load<A>(room_.own_rows.line[r] * width + column + c)
+                : A(0);
       });
       team_.join();
       sums.each(extent(width - strip), [&](int r, int c, A& sum) {
@@ -168,8 +169,9 @@ class AttentionWalk {
         if (c / Size::other == block) room_.score.scores.at(r, c % Size::other) = sum;
       });
       team_.join();
-      each_score(n, [&](int r, int c, A& value) {
-        if (r < n_.own && c < n.other) to.store(room_.own_rows.line[r] * width + column + c, value);
+      each_place(n, [&](int r, int c) {
+        if (r < n_.own && c < n.other)
+          to.store(room_.own_rows.line[r] * width + column + c, room_.score.scores.at(r, c));
       });
     });
   }
@@ -209,6 +211,17 @@ class AttentionWalk {
       f(block, column, Extent{n_.own, in_tile(width - column, Size::other), 0});
     }
     team_.join();
+  }
+
+  // f(own row, column) for those scores of this thread, whole units: a load or a store of any type
+  // is written out once.
+  template <class F>
+  SHARDPROOF_HD void each_place(Extent n, F f) const {
+    constexpr int unit = Unit<typename Math::Sum>::length;
+    const int in_row = (Team::upto(Size::other, n.other) + unit - 1) / unit * unit,
+              count = Team::upto(Size::own, n.own) * in_row;
+    SHARDPROOF_ROLLED
+    for (int i = team_.thread(); i < count; i += Team::threads) f(i / in_row, i % in_row);
   }
 
   template <int n, class EachRow>
