@@ -9,6 +9,8 @@
 //
 // Each tier is a function of (precision, gauge, element). Where A is valid an element is allowed
 // the smaller of D and A.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -191,6 +193,20 @@ bool sums_in_random_order(const Evidence& e, const Feed& feed, const Precision& 
          std::isfinite(gamma(double(g.terms), p.u_acc)) && !exact_data(e, feed);
 }
 
+// False where ranks call each other and no call is due in the type: nothing is rounded to it. What
+// is known of no call counts as one.
+bool travels(const Evidence& e, DType type) {
+  if (!check_named("ledger").due(*e.contract, *e.line, e.declared)) return true;
+  const auto in_a_call = [&] {
+    for (int rank = 0; rank < e.mesh.world(); ++rank)
+      for (const Traffic& t : traffic_due(*e.contract, e.declared, *e.line, rank))
+        if (t.dtype == type) return true;
+    return false;
+  };
+  if (e.declared.traffic) return in_a_call();
+  return e.kept->get<bool>(fmt::format("travels:{}:{}", name(type), e.declared.plan), in_a_call);
+}
+
 }  // namespace
 
 Fill fill_of(const Case& line) {
@@ -214,10 +230,11 @@ std::vector<DType> types_of_result(const Evidence& e, const Operand& o, bool gra
   std::vector<DType> types{stored_type(line, o, gradient)};
   types.push_back(
       keyed_dtype(line, "acc").value_or(default_accumulation(e.dtype_of(o), e.declared)));
-  if (const auto wire = keyed_dtype(line, "wire"))
-    types.push_back(*wire);
-  else if (gradient)
+  if (const auto wire = keyed_dtype(line, "wire")) {
+    if (travels(e, *wire)) types.push_back(*wire);
+  } else if (gradient) {
     types.push_back(e.dtype_of(o));
+  }
   if (const auto kept = keyed_dtype(line, "local_grad"); kept && (gradient || o.fixed_dtype))
     types.push_back(*kept);
   return types;

@@ -18,6 +18,7 @@
 #include "oracle/cost.hpp"
 #include "oracle/due.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/printable.hpp"
 #include "oracle/report_parts.hpp"
 #include "oracle/run.hpp"
@@ -566,17 +567,6 @@ std::string checks_text(const Contract& contract, const Case& line, const Declar
   return text.empty() ? row("checks", "none is due") : text;
 }
 
-// A run of the line may need more than a case may.
-std::string size_text(const Contract& contract, const Case& line, const Declared& declared,
-                      const Registry& registry) {
-  try {
-    refuse_too_big(line, due_checks(contract, line, declared, {}), registry);
-    return "";
-  } catch (const BadInput& e) {
-    return row("run", "refuses it: " + telling::with_long_words_cut(e.what()));
-  }
-}
-
 std::string values_text(const Contract& contract, const Case& line) {
   std::string text = fmt::format("fill={} seed={} dtype={}", line.text("fill"), line.text("seed"),
                                  line.text("dtype"));
@@ -599,14 +589,16 @@ void check_world_can_be_shown(const Case& line) {
                                most, line.world()));
 }
 
-}  // namespace
-
-void check_legal(const Case& line, const Registry& registry) {
+void check_taken(const Case& line, const Registry& registry) {
   const Contract& contract = registry.contract(line.contract);
   if (contract.precondition)
     if (auto refused = contract.precondition(line))
       throw BadInput(fmt::format("{}: expected {}, met {}; {}", line.contract, refused->expected,
                                  refused->met, refused->advice));
+}
+
+void check_exact(const Case& line, const Registry& registry) {
+  const Contract& contract = registry.contract(line.contract);
   if (line.text("fill") == name(Fill::integers) && contract.integer_range &&
       !contract.integer_range(line)) {
     const auto other = inexact(contract, line);
@@ -616,6 +608,34 @@ void check_legal(const Case& line, const Registry& registry) {
         line.text("dtype"), line.contract, other ? "with " + other->has : "without such a range",
         shorter_sums(line, registry)));
   }
+}
+
+// What a run refuses and a description does not need: data that stay exact, memory and time, and
+// results that their types hold, which a small case has computed in no time.
+std::string refused_by_run(const Contract& contract, const Case& line, const Declared& declared,
+                           const Registry& registry) {
+  constexpr double in_no_time = 1e7;  // multiplications
+  try {
+    check_exact(line, registry);
+    const auto due = due_checks(contract, line, declared, {});
+    refuse_too_big(line, due, registry);
+    if (cost_of(plan_case(line, declared, {}, registry)).work <= in_no_time)
+      refuse_infeasible(line, due, registry);
+    return "";
+  } catch (const BadInput& e) {
+    return row("run", "refuses it: " + telling::with_long_words_cut(e.what()));
+  }
+}
+
+std::string line_text(const Case& line, int nodes) {
+  return print(line) + (nodes > 0 ? fmt::format(" nodes={}", nodes) : "");
+}
+
+}  // namespace
+
+void check_legal(const Case& line, const Registry& registry) {
+  check_taken(line, registry);
+  check_exact(line, registry);
 }
 
 const char* role_name(Operand::Role role) {
@@ -635,13 +655,13 @@ const char* role_name(Operand::Role role) {
 std::string explain_text(const Case& line, int nodes, const Registry& registry) {
   check_world_can_be_shown(line);
   check_nodes(nodes, line.world());
-  check_legal(line, registry);
+  check_taken(line, registry);
   const Contract& contract = registry.contract(line.contract);
   const Declared declared = declared_of(line, registry);
   const Mesh mesh = line.mesh();
   const std::vector<Operand> operands = contract.operands(line);
-  std::string text =
-      row("line", print(line)) + row("contract", contract.summary + of_one_call(contract));
+  std::string text = row("line", line_text(line, nodes)) +
+                     row("contract", contract.summary + of_one_call(contract));
   text +=
       mesh_text(line, mesh, nodes) + operands_text(operands, mesh) + values_text(contract, line);
   for (bool backward : {false, true}) {
@@ -654,7 +674,7 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
           nodes_text(contract, line, declared, nodes);
   return text + owed_text(operands, mesh, bool(contract.backward)) + draws_text(contract, line) +
          checks_text(contract, line, declared, registry) +
-         size_text(contract, line, declared, registry);
+         refused_by_run(contract, line, declared, registry);
 }
 
 }  // namespace shardproof

@@ -96,6 +96,7 @@ std::optional<int64_t> range_of_stack(const Case& c, int64_t tokens) {
   const auto fitting = [&](DType type) {
     Case narrow = c;
     narrow.set("dtype", name(type));
+    if (c.ranks(Axis::dp) == 1) narrow.set("wire", "");  // no sum travels
     return range_of_layers(narrow, std::max(tokens, c.at("hidden") + 1), layers - 1,
                            int(layers) + 1);
   };

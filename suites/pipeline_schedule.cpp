@@ -263,8 +263,9 @@ Schedule timetable(const Case& c) {
   const bool several = c.at("virtual") > 1,
              puts_off = c.text("schedule") == "zero_bubble" || c.text("schedule") == "zbv";
   Schedule t{Axis::pp,
-             several ? "F1.2: forward of microbatch 1 on chunk 2, B its backward"
-                     : "F1: forward of microbatch 1, B its backward",
+             several
+                 ? "F0.1: forward of microbatch 0 on chunk 1, both counted from 0, B its backward"
+                 : "F0: forward of microbatch 0, the first, B its backward",
              {}};
   if (puts_off) t.legend += " but for weight gradients, W these";
   for (int64_t stage = 0; stage < c.ranks(Axis::pp); ++stage)

@@ -85,6 +85,23 @@ TEST(Explain, ShowsWhoWorksOnWhatAndWhen) {
   EXPECT_FALSE(holds(huge, "\n tick ")) << huge;
 }
 
+// What a run needs of data is no matter of groups, calls and ticks: it is said in one line.
+TEST(Explain, ShowsALineThatARunRefuses) {
+  const std::string inexact = explained("pipeline_schedule pp=64 layers=64"),
+                    beyond = explained("linear_row tp=2 dtype=f16 fill=large");
+  for (const char* part : {"world 64 ranks", "\ntimetable F0: forward of microbatch 0, the first",
+                           "\nrun refuses it: key 'fill': expected a size at which integers stay"})
+    EXPECT_TRUE(holds(inexact, part)) << part << "\n" << inexact;
+  EXPECT_TRUE(holds(beyond, "\nrun refuses it: fill: expected results within 65504")) << beyond;
+  EXPECT_FALSE(holds(explained("pipeline_schedule pp=64 layers=64 fill=normal"), "refuses it"));
+  EXPECT_THROW(explained("pipeline_schedule pp=2 tp=2"), BadInput);
+}
+
+TEST(Explain, ShowsTheLineThatWasAsked) {
+  EXPECT_TRUE(explained("linear_row tp=8", 2).starts_with("line linear_row tp=8 nodes=2\n"));
+  EXPECT_TRUE(explained("linear_row tp=8").starts_with("line linear_row tp=8\n"));
+}
+
 // One call is all that there is of such a contract: said in the second line.
 TEST(Explain, SaysEarlyThatThereIsNoBackward) {
   const std::string text = explained("pipeline_schedule pp=2 dp=2");

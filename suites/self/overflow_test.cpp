@@ -23,6 +23,7 @@ struct Value {
   double value, bound = 0;
   std::string keys = "dtype=f16 fill=normal";
   bool gradient = false;
+  std::optional<DType> called = {};  // of a call of both phases
 };
 
 Key type_key(const char* name) {
@@ -40,6 +41,10 @@ std::string refusal(const Value& v) {
     return list;
   };
   c.keys.push_back(type_key("local_grad"));
+  if (v.called)
+    c.traffic = [type = *v.called](const Case&, const std::string&, int) {
+      return std::vector<Traffic>{{Op::all_reduce, Reduce::sum, "tp", false, 1, type}};
+    };
   Registry registry;
   registry.add(c);
   const Case line = parse("toy " + v.keys, registry);
@@ -85,6 +90,15 @@ TEST(Range, EachTypeThatAResultPassesHasItsOwn) {
   }
   EXPECT_TRUE(refuses({7e4, 0, "dtype=f16 grad=f32", true}));  // it travels in f16
   EXPECT_FALSE(refuses({7e4, 0, "dtype=f16 grad=f32 wire=f32", true}));
+}
+
+// Two ranks whose one call is of the storage type round nothing to that of the wire.
+TEST(Range, AWireThatNoCallIsOfHoldsAnything) {
+  const std::string line = "dtype=f32 wire=f16 tp=2";
+  EXPECT_FALSE(refuses({7e4, 0, line}));
+  EXPECT_TRUE(refuses({7e4, 0, line, false, DType::f16}));
+  EXPECT_FALSE(refuses({7e4, 0, line, false, DType::f32}));
+  EXPECT_TRUE(refuses({7e4, 0, line + " acc=f16", false, DType::f32}));
 }
 
 TEST(Range, ARefusalSaysWhichResultAndWhatToDo) {

@@ -322,6 +322,16 @@ TEST(PipelineContract, SumsKeptInANarrowerTypeAreOneRoundingAMicrobatchMore) {
   EXPECT_EQ(contract().integer_range(line_of("tokens=8 hidden=2 layers=2 local_grad=bf16")), 2);
 }
 
+// Sums travel over dp alone.
+TEST(PipelineContract, AWireThatNothingTravelsOnNarrowsNoRange) {
+  const auto range = [](const std::string& words) {
+    return contract().integer_range(line_of("tokens=8 hidden=2 layers=2 pp=2 " + words));
+  };
+  EXPECT_EQ(range("dtype=f32 wire=f16"), range("dtype=f32"));
+  EXPECT_EQ(range("dtype=f32 wire=f16 dp=2"), range("dtype=f16 dp=2"));
+  EXPECT_NE(range("dtype=f32"), range("dtype=f16"));
+}
+
 // All integers at the end of the range: every sum is still exact.
 TEST(PipelineContract, IntegersOfTheRangeDoNotPassIt) {
   const Case line = line_of("tokens=8 hidden=2 layers=2 dtype=f16");
