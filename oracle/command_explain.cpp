@@ -617,10 +617,9 @@ std::string refused_by_run(const Contract& contract, const Case& line, const Dec
   constexpr double in_no_time = 1e7;  // multiplications
   try {
     check_exact(line, registry);
-    const auto due = due_checks(contract, line, declared, {});
-    refuse_too_big(line, due, registry);
-    if (cost_of(plan_case(line, declared, {}, registry)).work <= in_no_time)
-      refuse_infeasible(line, due, registry);
+    refuse_too_big(line, due_checks(contract, line, declared, {}), registry);
+    const Evidence base = plan_case(line, declared, {}, registry);
+    if (cost_of(base).work <= in_no_time) refuse_overflow(base, registry);
     return "";
   } catch (const BadInput& e) {
     return row("run", "refuses it: " + telling::with_long_words_cut(e.what()));

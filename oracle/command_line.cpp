@@ -265,6 +265,17 @@ void take_seed(Case& line, const Words& words, const Options& options) {
   line.set("seed", std::to_string(*options.seed));
 }
 
+// Of a line that its contract refuses, a twin is asked where it is about refusals, and no other.
+void check_about_refusals(const Case& line, const Registry& registry) {
+  const Control& twin = registry.control(line.contract, line.text("control"));
+  if (twin.check.find("rejection") != std::string::npos) return;
+  try {
+    check_legal(line, registry);
+  } catch (const BadInput& refused) {
+    throw BadInput(fmt::format("{}; control {} was not asked", refused.what(), twin.name));
+  }
+}
+
 // Everything that a run of the line would refuse.
 void check_runnable(const Case& line, const Options& options, const Registry& registry) {
   check_world(line);
@@ -281,8 +292,7 @@ void check_runnable(const Case& line, const Options& options, const Registry& re
         fmt::format("--in-process: expected transport=threads in the line, met transport={}",
                     line.text("transport")));
   const bool legal = !illegal(contract, line);
-  if (!line.text("control").empty() && !legal)
-    return;  // a twin may be about lines that are refused
+  if (!line.text("control").empty() && !legal) return check_about_refusals(line, registry);
   // First, where sequences are a list of all tokens: it is made again and again below.
   if (legal && contract.sequences) refuse_too_many_elements(line, registry);
   check_legal(line, registry);

@@ -18,6 +18,7 @@
 #include "oracle/joined.hpp"
 #include "oracle/printable.hpp"
 #include "oracle/run.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 
@@ -43,18 +44,38 @@ bool says(const std::string& sentence, const std::string& word) {
   }
 }
 
-// What can be named, as a pattern is looked for in it: parts of names, words of what they say.
+// "layout=zigzag": the key and the value that it may hold.
+bool takes(const Key& key, const std::string& word) {
+  const size_t eq = word.find('=');
+  if (eq == std::string::npos || word.substr(0, eq) != key.name) return false;
+  const std::string value = word.substr(eq + 1);
+  if (value.empty()) return true;
+  if (!key.choices.empty()) return contains(key.choices, value);
+  if (!key.integer()) return !key.valid || key.valid(value).empty();
+  try {
+    parse_integer(key.name, value, key.low, key.high);
+    return true;
+  } catch (const BadInput&) {
+    return false;
+  }
+}
+
+// What can be named, as a pattern is looked for in it: parts of names, words of what they say, and
+// words of a line that it takes.
 struct Listed {
   std::vector<std::string> names, sentences;
+  std::vector<std::function<bool(const std::string&)>> lines = {};
   bool has(const std::string& word) const {
     const auto named = [&](const std::string& name) { return holds(name, word); };
     const auto said = [&](const std::string& sentence) { return says(sentence, word); };
     return std::any_of(names.begin(), names.end(), named) ||
-           std::any_of(sentences.begin(), sentences.end(), said);
+           std::any_of(sentences.begin(), sentences.end(), said) ||
+           std::any_of(lines.begin(), lines.end(), [&](const auto& take) { return take(word); });
   }
   void add(const Listed& other) {
     names.insert(names.end(), other.names.begin(), other.names.end());
     sentences.insert(sentences.end(), other.sentences.begin(), other.sentences.end());
+    lines.insert(lines.end(), other.lines.begin(), other.lines.end());
   }
 };
 
@@ -98,7 +119,7 @@ std::string key_row(const Key& key, const std::string& fallback) {
 }
 
 Listed listed_as(const Key& key) {
-  Listed e{{key.name}, {key.help}};
+  Listed e{{key.name}, {key.help}, {[key](const std::string& word) { return takes(key, word); }}};
   e.names.insert(e.names.end(), key.choices.begin(), key.choices.end());
   return e;
 }
@@ -163,9 +184,30 @@ Listed listed_as(const Registry& registry, const Contract& c) {
   return e;
 }
 
+// "cp=4", which every contract reads and not every one takes: on its bare line, or in a case.
+bool takes_common(const Registry& registry, const Contract& c, const std::string& word) {
+  const std::vector<Key> common = keys_of(Contract());
+  if (std::none_of(common.begin(), common.end(), [&](const Key& k) { return takes(k, word); }))
+    return false;
+  if (word.back() == '=') return true;
+  const size_t eq = word.find('=');
+  const std::string key = word.substr(0, eq), value = word.substr(eq + 1);
+  const auto holds_it = [&](const std::string& text) {
+    const Case line = parse(text, registry);
+    return line.text(key) == value && !illegal(c, line);
+  };
+  try {
+    if (holds_it(c.name + " " + word)) return true;
+  } catch (const BadInput&) {  // it has another key of that name
+  }
+  const auto cases = c.cases("ci");
+  return std::any_of(cases.begin(), cases.end(), holds_it);
+}
+
 // And by its keys, their values, and what is said of keys and twins.
 Listed parts_of(const Registry& registry, const Contract& c) {
   Listed e;
+  e.lines.push_back([&](const std::string& word) { return takes_common(registry, c, word); });
   for (const Key& key : c.keys) e.add(listed_as(key));
   for (const Control& control : registry.controls())
     if (control.contract == c.name) e.add(listed_as(control));
@@ -294,6 +336,20 @@ std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Co
   return ranks;
 }
 
+// By their names, where some have what is asked, else by all that `list` looks at.
+std::vector<Contract> shown_in_table(const Registry& registry, const Asked& pattern) {
+  std::vector<Contract> named, said;
+  for (const Contract& c : registry.contracts()) {
+    Listed entry = listed_as(registry, c);
+    entry.add(parts_of(registry, c));
+    if (pattern.selects({{c.name, c.family}, {}}))
+      named.push_back(c);
+    else if (named.empty() && pattern.selects(entry))
+      said.push_back(c);
+  }
+  return named.empty() ? said : named;
+}
+
 }  // namespace
 
 std::string list_text(const Registry& registry, const std::string& words) {
@@ -321,8 +377,7 @@ std::string list_table(const Registry& registry, const std::string& words) {
   };
   std::vector<Row> rows;
   std::set<std::string> asked;  // a check that no row is asked has no column
-  for (const Contract& c : registry.contracts()) {
-    if (!pattern.selects({{c.name, c.family}, {}})) continue;
+  for (const Contract& c : shown_in_table(registry, pattern)) {
     auto ranks = asked_on(registry, c);
     for (const auto& [check, counts] : ranks) asked.insert(check);
     const auto alike = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
@@ -333,14 +388,7 @@ std::string list_table(const Registry& registry, const std::string& words) {
     else
       rows.push_back({c.family, fmt::format("`{}`", c.name), std::move(ranks)});
   }
-  if (rows.empty()) {
-    std::vector<std::string> names = registry.families();
-    for (const Contract& c : registry.contracts()) names.push_back(c.name);
-    throw BadInput(
-        fmt::format("pattern {}: expected part of the name of a family or a contract, whose rows "
-                    "--table shows, met one that selects none{}",
-                    telling::in_quotes(words), did_you_mean(words, names)));
-  }
+  if (rows.empty()) nothing_named(registry, pattern);
   std::vector<std::string> columns;
   for (const Check& check : all_checks())
     if (asked.contains(check.name)) columns.push_back(check.name);

@@ -17,6 +17,7 @@
 #include "oracle/checks/draws.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/patterns.hpp"
+#include "oracle/comm/crowd.hpp"
 #include "oracle/command.hpp"
 #include "oracle/device.hpp"
 #include "oracle/digest/digest.hpp"
@@ -749,7 +750,8 @@ void require_control(const DriftLine& d, const Registry& registry) {
 }
 
 std::string how_it_ended(const RankOutcome& o) {
-  if (o.end == RankOutcome::hung) return "made no progress until its deadline";
+  if (o.end == RankOutcome::hung)
+    return "made no progress until its deadline" + hung_or_slow_text(crowding());
   if (o.end == RankOutcome::exited) return "left the process";
   if (o.text.empty()) return "died";
   return o.text.starts_with("SIG") ? "was killed by " + o.text : o.text;

@@ -71,6 +71,7 @@ class Gate {
     if (!ends_early()) compare_with_manifest(due);
     report_.wall_seconds = now() - begin;
     report_.complete = !ends_early() && lost_job_.empty();
+    report_.missing = lost_job_;
     if (dumps_) report_.dumped = dumps_->told(), report_.dump_error = dumps_->error();
     return std::move(report_);
   }

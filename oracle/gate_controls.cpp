@@ -127,7 +127,7 @@ void conclude(ControlResult& out, const Judged& broken, const Judged& healthy,
     return;
   }
   for (const CheckResult& c : broken.result.checks)
-    if (c.verdict == Verdict::crashed || c.verdict == Verdict::hung) {
+    if (!broken.completed && (c.verdict == Verdict::crashed || c.verdict == Verdict::hung)) {
       out.outcome = ControlResult::wrong_check;
       out.reason = fmt::format(
           "{}: a crash or a hang is not a catch; a kernel that sizes buffers or later calls by "

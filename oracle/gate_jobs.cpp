@@ -58,7 +58,7 @@ static void fields(Both& both, Tried& t) {
 
 namespace {
 
-enum Kind : uint32_t { a_case, a_control, a_verdict, a_witness, finished, failed };
+enum Kind : uint32_t { a_case, a_control, a_verdict, a_witness, finished, stopped, failed };
 struct Head {
   Kind kind;
   uint64_t bytes;
@@ -122,10 +122,19 @@ struct Running {
 [[noreturn]] void run_part(const Part& part, int fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   keep_freed_memory();
+  const auto stop = [&] {
+    const int signal = interrupting_signal();
+    send(fd, stopped, std::as_bytes(std::span(&signal, 1)));
+  };
   try {
     PipeSink sink(fd);
     part.work(sink);
-    send(fd, finished, {});
+    if (interrupted())
+      stop();
+    else
+      send(fd, finished, {});
+  } catch (const Interrupted&) {
+    stop();
   } catch (const std::exception& e) {
     send(fd, failed, std::as_bytes(std::span(e.what(), std::strlen(e.what()))));
   }
@@ -140,6 +149,17 @@ void hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
   results.put(result);
 } catch (const Truncated&) {
   throw Infrastructure("a job of the gate sent a result that is not whole");
+}
+
+// A signal that came to this part and to nobody else: what it had not judged is missing.
+Infrastructure stopped_alone(const Running& part, std::span<const std::byte> bytes) {
+  int signal = 0;
+  std::memcpy(&signal, bytes.data(), std::min(bytes.size(), sizeof signal));
+  const char* abbreviation = ::sigabbrev_np(signal);
+  return Infrastructure(fmt::format(
+      "a job of the gate (process {}) was sent SIG{} by somebody else, and ended before it was "
+      "through; run it again",
+      part.pid, abbreviation ? abbreviation : std::to_string(signal)));
 }
 
 // False: the part is through. Throws Infrastructure where it ended before it was.
@@ -166,7 +186,8 @@ bool receive(const Running& part) {
   } else if (head.kind == failed) {
     throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
-  return head.kind != finished;
+  if (head.kind == stopped && !interrupted()) throw stopped_alone(part, bytes);
+  return head.kind != finished && head.kind != stopped;
 }
 
 // Parts that are interrupted say what they have judged by then. One that is still at work a second

@@ -17,7 +17,7 @@ volatile std::sig_atomic_t raised = 0;
 bool left = false;
 std::atomic<int64_t> first_at{0};  // 0: none came
 
-void raise_flag(int) { raised = 1; }
+void raise_flag(int signal) { raised = signal; }
 void raise_flag_once(int signal) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -25,7 +25,7 @@ void raise_flag_once(int signal) {
   // Two signals may come to two threads at once.
   int64_t first = 0;
   if (first_at.compare_exchange_strong(first, ms)) {
-    raised = 1;
+    raised = signal;
   } else if (ms - first >= 500) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
@@ -51,6 +51,7 @@ void catch_interrupts() { take_signals(raise_flag_once); }
 void only_note_interrupts() { take_signals(raise_flag); }
 
 bool interrupted() { return raised != 0; }
+int interrupting_signal() { return raised; }
 
 bool work_goes_on() { return left; }
 void leave_alone(std::thread work) {

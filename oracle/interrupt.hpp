@@ -17,6 +17,7 @@ void catch_interrupts();
 // that came from a terminal to both: no signal ends it.
 void only_note_interrupts();
 bool interrupted();
+int interrupting_signal();  // 0: none came
 
 // Thrown where what is under way would not be kept.
 struct Interrupted : std::exception {

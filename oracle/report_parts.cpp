@@ -68,7 +68,8 @@ bool is_numeric(const CheckResult& c) {
 }
 
 const CheckResult* headline(const CaseResult& c) {
-  for (Verdict v : {Verdict::crashed, Verdict::hung, Verdict::failed, Verdict::vacuous,
+  // Beside what failed there is only a case that was too slow for the checks behind it.
+  for (Verdict v : {Verdict::crashed, Verdict::failed, Verdict::hung, Verdict::vacuous,
                     Verdict::untested, Verdict::skipped, Verdict::passed})
     for (const CheckResult& check : c.checks)
       if (check.verdict == v) return &check;

@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstring>
 #include <optional>
+#include <sstream>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/pairing.hpp"
@@ -99,7 +100,7 @@ std::string outcome_text(const RankOutcome& o) {
     case RankOutcome::exited:
       return fmt::format("left the process with exit code {}", o.code);
     case RankOutcome::hung:
-      return "made no progress until its deadline" + crowded_text(crowding());
+      return "made no progress until its deadline";
     case RankOutcome::threw:
       return "threw: " + o.text;
     case RankOutcome::ended:
@@ -157,6 +158,18 @@ bool any_hung(const std::vector<RankOutcome>& ranks) {
                      [](const auto& o) { return o.end == RankOutcome::hung; });
 }
 
+// Of ranks that were let go when the time of the case was up: the lines below the first.
+void tell_where_ranks_stood(Judged& j) {
+  for (const RankRecord& r : j.evidence.ranks)
+    for (const ShotRecord& s : r.shots) {
+      if (s.status != ShotRecord::released || s.cause != Released::overdue) continue;
+      std::istringstream lines(s.text);
+      std::string line;
+      for (std::getline(lines, line); std::getline(lines, line);) j.result.state.push_back(line);
+      return;
+    }
+}
+
 // Every check of a case whose world did not survive it gets the same verdict and one line a rank.
 void mark_lost(CaseResult& result, const std::vector<std::string>& checks,
                const std::vector<RankOutcome>& ranks) {
@@ -177,8 +190,10 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks,
       if (died(ranks[r]) || (!any_died && ranks[r].end == RankOutcome::threw)) {
         if (f.rank < 0) {
           f.rank = int(r);
+          const bool hangs = ranks[r].end == RankOutcome::hung;
           f.message =
-              fmt::format("rank {} {}; it {}", r, outcome_text(ranks[r]), stands(ranks[r].trace));
+              fmt::format("rank {} {}{}; it {}", r, outcome_text(ranks[r]),
+                          hangs ? hung_or_slow_text(crowding()) : "", stands(ranks[r].trace));
         }
         f.ranks.push_back(int(r));
       }
@@ -472,6 +487,7 @@ void Runner::judge(Judged& j, const std::vector<std::string>& checks) {
     j.result.checks.push_back(check_named(name).judge(e));
   }
   e.truth = nullptr;  // refers to this frame
+  tell_where_ranks_stood(j);
 }
 
 }  // namespace shardproof

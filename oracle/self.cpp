@@ -46,8 +46,10 @@ std::string failure_of(const Planted& fault, double deadline_scale) try {
 void plant(const std::vector<Planted>& planted, double deadline_scale, Turns& turns,
            ResultSink& sink) {
   for (size_t i; (i = turns.next()) < planted.size();) {
-    if (interrupted()) break;  // what it would find then is the interruption
-    sink.put(SelfVerdict{planted[i].name, true, failure_of(planted[i], deadline_scale)});
+    if (interrupted()) break;
+    std::string failure = failure_of(planted[i], deadline_scale);
+    if (interrupted() && !failure.empty()) break;  // what it has found is the interruption
+    sink.put(SelfVerdict{planted[i].name, true, std::move(failure)});
   }
 }
 

@@ -20,6 +20,7 @@ struct Finding {
   int rank = -1;               // of the worst element
   std::vector<int> ranks;      // on which it is wrong, in any element
   std::vector<int> holders;    // of these, on which the element of `where` is; empty: as `ranks`
+  bool overdue = false;        // the time of the whole case was up, and nobody's call is blamed
   bool numeric = false;        // got, want, error, bound, ratio hold
   double got = 0, want = 0, error = 0, bound = 0;
   double ratio = 0;  // error / bound; infinity for bound 0 or NaN

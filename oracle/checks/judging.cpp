@@ -86,6 +86,8 @@ int step_of(const Shot& shot, std::string_view word) {
   return -1;
 }
 
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 std::string what_ended(const ShotRecord& r) {
   switch (r.status) {
     case ShotRecord::ok:
@@ -93,7 +95,7 @@ std::string what_ended(const ShotRecord& r) {
     case ShotRecord::rejected:
       return "rejected the line: " + r.text;
     case ShotRecord::released:
-      return "was released: " + r.text;
+      return "was released: " + (r.cause == Released::overdue ? first_line(r.text) : r.text);
     case ShotRecord::threw:
       return "threw: " + r.text;
     case ShotRecord::infrastructure:
@@ -115,6 +117,17 @@ std::optional<Finding> incomplete(const Evidence& e, const std::string& shot) {
   return f;
 }
 
+namespace {
+
+// Before or in this shot the time of the job was up.
+bool was_overdue(const RankRecord& r, int shot) {
+  return std::any_of(r.shots.begin(), r.shots.begin() + shot + 1, [](const ShotRecord& s) {
+    return s.status == ShotRecord::released && s.cause == Released::overdue;
+  });
+}
+
+}  // namespace
+
 std::optional<Finding> incomplete(const Evidence& e, int at) {
   Finding f;
   f.ratio = std::numeric_limits<double>::infinity();
@@ -135,6 +148,7 @@ std::optional<Finding> incomplete(const Evidence& e, int at) {
       size_t(blamed) < e.ranks.size() && size_t(at) < e.ranks[size_t(blamed)].shots.size();
   f.message = fmt::format("did not complete '{}': rank {} {}", e.shots[size_t(at)].name, blamed,
                           there ? what_ended(e.record(blamed, at)) : "handed in no record");
+  f.overdue = there && was_overdue(e.ranks[size_t(blamed)], at);
   return f;
 }
 
@@ -299,7 +313,9 @@ CheckResult conclude(const std::string& check, int64_t compared, std::vector<Fin
   std::stable_sort(result.findings.begin(), result.findings.end(),
                    [](const Finding& a, const Finding& b) { return a.ratio > b.ratio; });
   if (!result.findings.empty()) {
-    result.verdict = Verdict::failed;
+    const bool slow = std::all_of(result.findings.begin(), result.findings.end(),
+                                  [](const Finding& f) { return f.overdue; });
+    result.verdict = slow ? Verdict::hung : Verdict::failed;
   } else if (compared == 0) {
     result.verdict = Verdict::vacuous;
     if (result.note.empty())

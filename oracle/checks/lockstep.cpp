@@ -23,7 +23,11 @@ const char* meaning(uint8_t cause) {
     case Released::peer_lost:
       return "a rank left while others wait for it";
     case Released::deadline:
-      return "a call that did not end: its peers never made it";
+      return "a call that did not end: its peers never made it, or compute for longer than its "
+             "deadline, which a larger --deadline-scale tells";
+    case Released::overdue:
+      return "the case did not end in its time: calls that fit together, and ranks that compute "
+             "between them";
     default:
       return "";
   }
@@ -48,7 +52,9 @@ void find_released(const Evidence& e, std::vector<Finding>& findings) {
       if (s >= e.ranks[size_t(r)].shots.size()) continue;
       const ShotRecord& record = e.record(r, int(s));
       if (record.status != ShotRecord::released) continue;
-      const std::string message = fmt::format("in '{}': {}", e.shots[s].name, record.text);
+      const bool overdue = record.cause == Released::overdue;
+      const std::string message = fmt::format(
+          "in '{}': {}", e.shots[s].name, overdue ? judging::first_line(record.text) : record.text);
       auto known = std::find_if(findings.begin(), findings.end(),
                                 [&](const Finding& f) { return f.message == message; });
       if (known != findings.end()) {
@@ -60,6 +66,7 @@ void find_released(const Evidence& e, std::vector<Finding>& findings) {
       f.means = meaning(e, int(s), record.cause);
       f.rank = r;
       f.ranks = {r};
+      f.overdue = overdue;
       f.ratio = std::numeric_limits<double>::infinity();
       findings.push_back(std::move(f));
     }

@@ -171,12 +171,12 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
       stop_at = now + grace;
       stop_waiting_at = now + graces_of_one_that_waited * grace;
       if (end == End::overdue) {
-        const std::string crowded = crowded_text(crowding());  // reads a file: before the lock
+        const std::string advice = hung_or_slow_text(crowding());  // reads a file: before the lock
         arena_->lock_by_force([&](int) { return false; });
         arena_->release(
-            Released::deadline,
+            Released::overdue,
             fmt::format("the job's deadline of {:g} s has passed{}\n{}",
-                        deadline * spec_.deadline_scale, crowded, arena_->standings_text()));
+                        deadline * spec_.deadline_scale, advice, arena_->standings_text()));
         arena_->unlock();
       }
     }

@@ -34,4 +34,11 @@ inline std::string crowded_text(double of_a_core) {
       std::ceil(of_a_core));
 }
 
+// The same behind a deadline at which ranks computed: an endless loop looks like a long one.
+inline std::string hung_or_slow_text(double of_a_core) {
+  const std::string crowded = crowded_text(of_a_core);
+  return crowded.empty() ? " (hung, or only too slow: a larger --deadline-scale tells which)"
+                         : crowded;
+}
+
 }  // namespace shardproof

@@ -79,7 +79,8 @@ struct Door {
 // Another rank's fault (or a deadline) ended this call; `why` is the same text on all ranks where
 // it can be.
 struct Released : std::runtime_error {
-  enum Cause : uint8_t { mismatch, deadlock, deadline, peer_lost, world_ended } cause;
+  // deadline: of one call, which others do not make; overdue: of the whole job, calls or none.
+  enum Cause : uint8_t { mismatch, deadlock, deadline, peer_lost, world_ended, overdue } cause;
   Released(Cause c, const std::string& why) : std::runtime_error(why), cause(c) {}
 };
 // The harness or the machine failed; never blamed on a subject.

@@ -492,10 +492,10 @@ class MpiWorld final : public World {
     given_up_at_ = Clock::now();
     hung_ = unreported(
         [](const RankLink& l) { return !l.page || l.page->trace.state != Trace::waiting; });
-    release(Released::deadline,
-            fmt::format("no end within {:.1f} s{}: {}", limit, crowded_text(crowding()),
-                        hung_.empty() ? "every rank that is left waits"
-                                      : rank_list(hung_) + " made no call"));
+    release(Released::overdue, fmt::format("the job's deadline of {:g} s has passed{}\n{}", limit,
+                                           hung_or_slow_text(crowding()),
+                                           hung_.empty() ? "every rank that is left waits"
+                                                         : rank_list(hung_) + " made no call"));
   }
 
   template <class Holds>

@@ -1,7 +1,9 @@
 // Kernels that pass a plain comparison and go wrong in training: what of a step outlives it, what
 // is read before it is written, what holds in one mode and not in the other. Each is a plain column
 // linear with one such mistake, on ranks of their own processes; the named checks must see it.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -267,6 +269,53 @@ TEST(Careless, AnAxisOfTheSameSize) {
   const Failed checks = failed(made<SumsOverTheOtherAxis>(), "tp=2 dp=2");
   EXPECT_TRUE(checks.contains("ledger") && checks.contains("gradient"))
       << testing::PrintToString(checks);
+}
+
+// ---- What is right and slow
+
+// Every call is made and met, and there is always another one.
+struct Slow : PlainColumn {
+  std::unique_ptr<Saved> forward(Rank& rank, Views in, Views out) override {
+    const View one = rank.workspace(in[0].dtype, {1}), sum = rank.workspace(in[0].dtype, {1});
+    fill_from(one, std::vector<double>{1});
+    for (useconds_t pause = 10'000; pause > 0;) {
+      usleep(pause);
+      rank.along(Axis::tp).all_reduce(one, sum);
+    }
+    return PlainColumn::forward(rank, in, out);
+  }
+};
+
+// Of a case that was cut off by its deadline, "" where nobody is said to be wrong in it.
+std::string blamed(const CaseResult& c) {
+  std::string cut_off;
+  for (const CheckResult& check : c.checks) {
+    const std::string told = check.findings.empty() ? "" : check.findings[0].message;
+    if (check.verdict == Verdict::hung && cut_off.empty()) cut_off = told;
+    if (check.verdict == Verdict::failed) return check.check + " failed: " + told;
+  }
+  for (const char* part : {"the job's deadline of", "--deadline-scale"})
+    if (cut_off.find(part) == cut_off.npos) return fmt::format("no '{}' in {}", part, cut_off);
+  for (const std::string& line : c.state)
+    if (line.find("compute") != line.npos) return "";
+  return "nobody is said to compute";
+}
+
+TEST(Careless, ACaseThatIsTooSlowBlamesNoCall) {
+  std::string why;
+  Registry r;
+  planted::add_plain(r);
+  r.add(Subject{"slow", "linear_column", made<Slow>(), {}});
+  for (const double scale : {0.03, 0.3, 1.}) {
+    Options options;
+    options.deadline_scale = scale;
+    const Case line = parse("linear_column tp=2 subject=slow", r);
+    const Contract& c = r.contract(line.contract);
+    Runner runner(options, r);
+    const Judged j = runner.run(line, due_checks(c, line, declared_of(line, r), {}), lane_of(line));
+    if (why = blamed(j.result); why.empty()) return;
+  }
+  ADD_FAILURE() << why;
 }
 
 }  // namespace

@@ -281,7 +281,11 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"list", "no_such_thing"}, {"'no_such_thing'"}},
       {{"list", "zero", "no_such_thing"},
        {"'zero no_such_thing'", "words that nothing has together"}},
-      {{"list", "--table", "mask"}, {"'mask'", "a family or a contract", "selects none\n"}},
+      {{"list", "--table", "nowhere"}, {"'nowhere'", "one that selects nothing"}},
+      {{"list", "cp=65"}, {"'cp=65'", "one that selects nothing"}},
+      {{"list", "layout=sideways"}, {"'layout=sideways'", "one that selects nothing"}},
+      {{"run", "pipeline_schedule", "pp=2", "virtual=2", "control=schedule_one_more_ahead"},
+       {"expected virtual=1", "control schedule_one_more_ahead was not asked"}},
       {{"explain"}, {"empty line"}},
       {{"explain", c, "tp=4", "nodes=3"}, {"'nodes'", "divisor", "4 ranks"}},
       {{"explain", c, "tp=4", "nodes=0"}, {"'nodes'", "from 1"}},
@@ -610,6 +614,14 @@ TEST_F(Command, ListFindsValuesAndDescriptions) {
   EXPECT_TRUE(holds(value.out, "    (more: list pipeline_schedule)\n")) << value.out;
   EXPECT_FALSE(holds(value.out, "hidden=")) << value.out;
   EXPECT_FALSE(holds(value.out, "control=")) << value.out;
+  // A word of a line finds those that take it, by their own keys or by those of every line.
+  const Ended zigzag = call({"list", "layout=zigzag"}), cp = call({"list", "cp=4"}),
+              both = call({"list", "cp=4", "layout=zigzag"});
+  EXPECT_TRUE(holds(zigzag.out, "  attention_ring\n") && holds(zigzag.out, "    layout="));
+  EXPECT_FALSE(holds(zigzag.out, "  linear_row\n")) << zigzag.out;
+  EXPECT_TRUE(holds(cp.out, "  attention_ring\n") && holds(cp.out, "    cp=1 (1..64)"));
+  EXPECT_FALSE(holds(cp.out, "  pipeline_stages\n")) << cp.out;
+  EXPECT_TRUE(holds(both.out, "  attention_ring\n") && !holds(both.out, "keys of every line"));
   // Within a word of a sentence nothing is found.
   EXPECT_EQ(call({"list", "turns"}).code, 0);
   EXPECT_EQ(call({"list", "urns"}).code, 2);
@@ -677,6 +689,9 @@ TEST_F(Command, TableHasTheRankCountsOfARowOnce) {
 
 // Columns follow from what the rows are asked, and so do those of a device.
 TEST_F(Command, TableHasAColumnForEachCheckThatARowIsAsked) {
+  const Ended fp8 = call({"list", "--table", "fp8"});
+  EXPECT_TRUE(holds(fp8.out, "`quantised_linear`")) << fp8.err;
+  EXPECT_FALSE(holds(fp8.out, "`scan_context`")) << fp8.out;
   EXPECT_TRUE(call({"list", "--table", "mapping_copy"})
                   .out.starts_with(
                       "| primitive | ranks | forward | gradient | adjoint | gradcheck | replica "
@@ -911,6 +926,27 @@ TEST_F(Command, AGateThatIsKilledEndsItsJobs) {
   EXPECT_LT(Clock::now() - asked, std::chrono::seconds(15));
   EXPECT_EQ(ended.code, 130) << ended.err;
   EXPECT_TRUE(holds(text_of(report + "/report.json"), "\"complete\": false"));
+}
+
+// Not the gate: one of its processes. What that had not judged is missing, and it says whose deed.
+TEST_F(Command, AJobThatIsSentASignalIsNamedWithIt) {
+  Folder folder;
+  pid_t job = 0;
+  const std::string out = folder / "out";
+  const Ended ended = start(
+      {"gate", "block", "--tier", "ci", "--ranks", "2", "--transport", "processes", "--jobs", "2"},
+      out, [&](pid_t child) {
+        for (int i = 0; i < 6000 && job == 0; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          for (const pid_t one : children_of(child))
+            if (has_children(one)) job = one;
+        }
+        kill(job, SIGTERM);
+      });
+  EXPECT_EQ(ended.code, 3);
+  const std::string said = text_of(out), words = fmt::format("(process {}) was sent SIGTERM", job);
+  EXPECT_TRUE(holds(said, words)) << words << "\n" << said;
+  EXPECT_FALSE(holds(said, "the judge missed")) << said;
 }
 
 // A battery of a case that is judged at once and of one whose truth takes minutes. Their answers

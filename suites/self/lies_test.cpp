@@ -297,7 +297,8 @@ Bytes play(RankHost& host, std::span<const std::byte> job) {
   try {
     return bytes_of(scenes().at(words.at(0))(host, words));
   } catch (const Released& r) {
-    const char* causes[] = {"mismatch", "deadlock", "deadline", "peer_lost", "world_ended"};
+    const char* causes[] = {"mismatch",  "deadlock",    "deadline",
+                            "peer_lost", "world_ended", "overdue"};
     return bytes_of(fmt::format("released by {}: {}", causes[r.cause], r.what()));
   }
 }

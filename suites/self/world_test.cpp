@@ -125,7 +125,8 @@ std::string released_or(const std::function<std::string()>& body) {
   try {
     return body();
   } catch (const Released& r) {
-    const char* causes[] = {"mismatch", "deadlock", "deadline", "peer_lost", "world_ended"};
+    const char* causes[] = {"mismatch",  "deadlock",    "deadline",
+                            "peer_lost", "world_ended", "overdue"};
     return std::string("released by ") + causes[r.cause] + ": " + r.what();
   }
 }
@@ -774,7 +775,7 @@ TEST(World, ARankThatWaitedIsHeardThoughItIsGivenNoCoreForLong) {
     });
   });
   EXPECT_EQ(outcomes[0].end, RankOutcome::finished) << outcomes[0].text;
-  EXPECT_EQ(text_of(outcomes[0].record).find("released by deadline: "), 0u);
+  EXPECT_EQ(text_of(outcomes[0].record).find("released by overdue: "), 0u);
   EXPECT_EQ(outcomes[1].end, RankOutcome::hung) << outcomes[1].text;
   expect_no_child();
 }
