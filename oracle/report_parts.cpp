@@ -81,6 +81,15 @@ bool lets_pass(const std::string& verdict) {
   return verdict == name(Verdict::passed) || verdict == name(Verdict::skipped);
 }
 
+namespace {
+
+// A margin that is no number proves least.
+bool weaker(const ControlResult& a, const ControlResult& b) {
+  return !std::isnan(b.margin) && !(a.margin >= b.margin);
+}
+
+}  // namespace
+
 std::vector<Family> families(const Report& report) {
   std::vector<Family> all;
   auto of = [&](const std::string& name) -> Family& {
@@ -100,8 +109,7 @@ std::vector<Family> families(const Report& report) {
     f.contracts.insert(c.contract);
     f.seconds += c.seconds;
     count(c, f.counts);
-    if (c.outcome == ControlResult::caught && !c.exact &&
-        (!f.weakest || !(c.margin >= f.weakest->margin)))
+    if (c.outcome == ControlResult::caught && !c.exact && (!f.weakest || weaker(c, *f.weakest)))
       f.weakest = &c;
   }
   return all;
@@ -319,7 +327,7 @@ std::vector<Broken> operators(const Report& report) {
     if (known == all.end()) known = all.insert(all.end(), {c.family, c.kind, {}, nullptr});
     count(c, known->counts);
     if (c.outcome == ControlResult::caught && !c.exact &&
-        (!known->weakest || !(c.margin >= known->weakest->margin)))
+        (!known->weakest || weaker(c, *known->weakest)))
       known->weakest = &c;
   }
   return all;

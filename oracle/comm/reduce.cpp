@@ -43,9 +43,9 @@ struct Arithmetic<int64_t> : IntegerArithmetic<int64_t> {};
 template <>
 struct Arithmetic<int32_t> : IntegerArithmetic<int32_t> {};
 
+// A NaN is not below anything: that of a stays, and that of b is taken.
 template <class Sum>
 Sum larger(Sum a, Sum b) {
-  if (a != a) return a;
   return b != b || a < b ? b : a;
 }
 

@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/ledger.hpp"
+#include "oracle/comm/reduce.hpp"
 #include "suites/self/thread_door.hpp"
 
 namespace shardproof {
@@ -217,6 +219,12 @@ TEST(Communicator, buffers_in_flight_are_not_the_callers) {
             << what;
       }
     }
+    // The last bytes of 12, which fill no word of 8.
+    Tensor odd({3}, Strides::contiguous, DType::f32), taken({3}, Strides::contiguous, DType::f32);
+    odd.fill([](const Shape& i) { return double(i[0]); });
+    const Ticket last = tp.shift(odd.view(), taken.view(), 1);
+    fill_from(odd.view().narrow(0, 2, 1), Values{99});
+    EXPECT_THROW(tp.wait(last), std::invalid_argument);
     // Read, and written over once it has arrived.
     const Ticket t = tp.shift(mine.view(), next.view(), 1);
     const Values kept = mine.values();
@@ -329,6 +337,12 @@ TEST(Communicator, parts_of_a_group_are_cut_and_kept) {
     EXPECT_THROW(cp.subgroup({(c + 1) % 4}, "not_me"), std::invalid_argument);
     EXPECT_THROW(cp.subgroup({c, c}, "twice"), std::invalid_argument);
     EXPECT_THROW(cp.subgroup({c, 4}, "outside"), std::invalid_argument);
+    EXPECT_THROW(cp.subgroup({-1, c}, "before"), std::invalid_argument);
+    EXPECT_THROW(cp.inner(0), std::invalid_argument);
+    EXPECT_THROW(cp.inner(-2), std::invalid_argument);
+    // A label is no identity.
+    EXPECT_EQ(cp.subgroup({c}, "part").size(), 1);
+    EXPECT_EQ(cp.subgroup({c, (c + 1) % 4}, "part").size(), 2);
     if (c != 1) {
       Communicator& part = cp.subgroup({3, 0, 2}, "odd");
       EXPECT_EQ(part.group().members, (std::vector{6 + t, t, 4 + t}));
@@ -424,7 +438,7 @@ TEST(Communicator, wrong_calls_are_refused_before_anything_is_sent) {
   Tensor x({2, 3}), y({2, 3}), tall({4, 3}), odd({3, 3}),
       f({2, 3}, Strides::contiguous, DType::f32);
   Tensor strided({2, 3}, Strides::transposed), n({2}, Strides::contiguous, DType::i64);
-  Tensor m({2}, Strides::contiguous, DType::i64);
+  Tensor m({2}, Strides::contiguous, DType::i64), narrow({4, 2});
   View far = y.view();
   far.space = Space::device;
   const View &a = x.view(), &b = y.view();
@@ -433,13 +447,18 @@ TEST(Communicator, wrong_calls_are_refused_before_anything_is_sent) {
   refused("a reduction", [&] { tp.all_reduce(a, b, Reduce::none); });
   refused("floating dtype for avg", [&] { tp.all_reduce(n.view(), m.view(), Reduce::avg); });
   refused("device", [&] { tp.all_reduce(a, far); });
+  refused("a reduction", [&] { (void)tp.start_all_reduce(a, b, Reduce::none); });
+  refused("a reduction", [&] { tp.reduce_scatter(tall.view(), b, 0, Reduce::none); });
   refused("[4,3]", [&] { tp.all_gather(a, b, 0); });
+  refused("[4,3]", [&] { tp.all_gather(a, narrow.view(), 0); });
+  refused("[2,2]", [&] { tp.reduce_scatter(narrow.view(), a, 0); });
   refused("[2,6]", [&] { tp.all_gather(a, tall.view(), 1); });
   refused("dim from 0 to 1", [&] { tp.all_gather(a, tall.view(), 2); });
   refused("dim from 0 to 1", [&] { tp.all_gather(a, tall.view(), -1); });
   refused("divisible by 2", [&] { tp.reduce_scatter(odd.view(), a, 0); });
   refused("[2,3]", [&] { tp.reduce_scatter(tall.view(), odd.view(), 0); });
   refused("divisible by 2", [&] { tp.all_to_all(a, b, 1, 0); });
+  refused("concat_dim from 0 to 1", [&] { tp.all_to_all(a, b, 0, 2); });
   refused("the block of out from myself", [&] { tp.all_to_all(tall.view(), b, 0, 0); });
   const Shape short_list = {2}, wrong_sum = {1, 2}, negative = {3, -1};
   refused("add up to 2", [&] { tp.all_to_all(a, b, 0, 0, short_list, {}); });
@@ -448,7 +467,13 @@ TEST(Communicator, wrong_calls_are_refused_before_anything_is_sent) {
   refused("dtype f64", [&] { (void)tp.shift(a, f.view(), 1); });
   refused("6 elements", [&] { (void)tp.shift(a, tall.view(), 2); });
   refused("a root from 0 to 1", [&] { tp.broadcast(a, 2); });
+  refused("a root from 0 to 1", [&] { tp.broadcast(a, -1); });
   refused("contiguous views", [&] { (void)tp.start_all_reduce(strided.view(), b); });
+  refused("contiguous views", [&] { (void)tp.start_all_reduce(a, strided.view()); });
+  refused("contiguous views", [&] { (void)tp.start_all_gather(strided.view(), tall.view()); });
+  refused("contiguous views", [&] { (void)tp.start_reduce_scatter(tall.view(), strided.view()); });
+  const int here = __LINE__ + 1;
+  refused("communicator_test.cpp:" + std::to_string(here), [&] { tp.all_reduce(a, f.view()); });
   refused("a ticket in flight", [&] { tp.wait(17); });
 }
 
@@ -478,6 +503,137 @@ TEST(Communicator, what_the_door_leaves_unwritten_stays_unwritten) {
     tp.all_gather(x.view(), y.view(), 1);
     EXPECT_EQ(y.buffer.unwritten().count, 12);
   }
+}
+
+// What a transport may do with the memory that it is given: write `out` before it has read `in`.
+bool apart(const View& in, const View& out) {
+  return in.data + in.bytes() <= out.data || out.data + out.bytes() <= in.data;
+}
+struct KeepsViews : Door {
+  std::vector<std::pair<View, View>> given;
+  Ticket start(const Call&, const View& in, const View& out, Stream) override {
+    given.emplace_back(in, out);
+    return given.size();
+  }
+  void wait(Ticket, Stream) override {}
+};
+
+Group pair_of_ranks() {
+  Group g;
+  g.members = {0, 1};
+  g.label = "tp";
+  g.id = group_id(g.members);
+  return g;
+}
+
+TEST(Communicator, the_door_is_given_no_overlapping_buffers) {
+  KeepsViews door;
+  Communicator tp(pair_of_ranks(), door);
+  Tensor all({6});
+  all.fill([](const Shape&) { return 1; });
+  const View low = all.view().narrow(0, 0, 4), high = all.view().narrow(0, 2, 4);
+  tp.all_reduce(low, high);
+  tp.all_reduce(high, low);
+  for (const auto& [in, out] : door.given) EXPECT_TRUE(apart(in, out));
+  tp.all_reduce(all.view().narrow(0, 0, 3), all.view().narrow(0, 3, 3));  // side by side: no copy
+  EXPECT_EQ(door.given.at(2).first.data, all.view().data);
+}
+
+// Nothing on the host may copy what lies on a device: in place, and alone in a group, it travels.
+TEST(Communicator, views_of_a_device_go_to_the_door_as_they_are) {
+  KeepsViews door;
+  Group one;
+  one.members = {0};
+  one.label = "cp";
+  Communicator tp(pair_of_ranks(), door), cp(one, door);
+  Tensor x({2}), y({2});
+  View a = x.view(), b = y.view();
+  a.space = b.space = Space::device;
+  tp.broadcast(a, 1);
+  tp.all_reduce(a, a);
+  cp.all_reduce(a, b);
+  ASSERT_EQ(door.given.size(), 3u);
+  for (const auto& [in, out] : door.given) EXPECT_EQ(in.data, a.data);
+  EXPECT_EQ(door.given[0].second.data, a.data);
+  EXPECT_EQ(door.given[1].second.data, a.data);
+  EXPECT_EQ(door.given[2].second.data, b.data);
+}
+
+TEST(Communicator, results_that_come_early_arrive_at_wait) {
+  struct AtOnce : Door {
+    Ticket start(const Call&, const View& in, const View& out, Stream) override {
+      copy(in, out);
+      return 1;
+    }
+    void wait(Ticket, Stream) override {}
+  } door;
+  Communicator tp(pair_of_ranks(), door);
+  Tensor in({2}), out({2});
+  in.fill([](const Shape&) { return 5; });
+  out.fill([](const Shape&) { return 3; });
+  const Ticket t = tp.shift(in.view(), out.view(), 1);
+  EXPECT_EQ(out.values(), (Values{3, 3}));
+  tp.wait(t);
+  EXPECT_EQ(out.values(), (Values{5, 5}));
+}
+
+// ---- reductions
+
+Values reduced(Reduce reduce, DType dtype, const std::vector<Values>& members) {
+  std::vector<Tensor> in;
+  std::vector<const std::byte*> from;
+  const auto n = int64_t(members[0].size());
+  for (const Values& values : members) {
+    fill_from(in.emplace_back(Shape{n}, Strides::contiguous, dtype).view(), values);
+    from.push_back(in.back().view().data);
+  }
+  Tensor out({n}, Strides::contiguous, dtype);
+  reduce_members(reduce, dtype, from, n, out.view().data);
+  return out.values();
+}
+
+// f32 holds 2^24 + 1 no more, and 2^24 + 2 it does: what the small ones give depends on the order.
+TEST(Reductions, are_taken_in_member_order) {
+  const double big = 0x1p24;
+  EXPECT_EQ(reduced(Reduce::sum, DType::f32, {{big}, {1}, {1}}), Values{big});
+  EXPECT_EQ(reduced(Reduce::sum, DType::f32, {{1}, {1}, {big}}), Values{big + 2});
+  EXPECT_EQ(reduced(Reduce::sum, DType::f32, {{1}, {big}, {1}}), Values{big});
+  EXPECT_EQ(reduced(Reduce::sum, DType::f32, {{1}, {big}, {-big}}), Values{0});
+  EXPECT_EQ(reduced(Reduce::sum, DType::f32, {{1}, {-big}, {-big}, {big}, {big}}), Values{0});
+  EXPECT_EQ(reduced(Reduce::sum, DType::f32, {{-big}, {1}, {big}}), Values{1});
+}
+
+TEST(Reductions, let_nan_through_a_maximum_whoever_has_it) {
+  for (size_t who : {0, 1, 2}) {
+    std::vector<Values> members{{1}, {2}, {3}};
+    members[who] = {std::nan("")};
+    EXPECT_TRUE(std::isnan(reduced(Reduce::max, DType::f64, members)[0])) << "member " << who;
+  }
+  EXPECT_EQ(reduced(Reduce::max, DType::f64, {{-3, 7}, {-2, 5}}), (Values{-2, 7}));
+}
+
+TEST(Reductions, go_through_every_element) {
+  for (int64_t n : {1, 511, 512, 513, 1500}) {
+    Values a, b, sum;
+    for (int64_t i = 0; i < n; ++i) {
+      a.push_back(double(i));
+      b.push_back(double(1000 * i));
+      sum.push_back(double(1001 * i));
+    }
+    EXPECT_EQ(reduced(Reduce::sum, DType::f64, {a, b}), sum) << n;
+  }
+}
+
+// (1 + 2^-6 + 2^-9) / 3 = 173.67 * 2^-9, and bf16 has steps of 2^-9 there. Rounded to bf16 before
+// it is divided the sum is 1 + 2^-6, and its third 173.33 * 2^-9.
+TEST(Reductions, of_halves_are_divided_before_they_are_rounded) {
+  EXPECT_EQ(reduced(Reduce::avg, DType::bf16, {{1}, {0x1p-6}, {0x1p-9}}), Values{174 * 0x1p-9});
+}
+
+TEST(Reductions, of_integers_have_64_bits_and_truncate) {
+  const double most = 2147483647;
+  EXPECT_EQ(reduced(Reduce::avg, DType::i32, {{most, -7, 7}, {most, 0, 0}}), (Values{most, -3, 3}));
+  EXPECT_EQ(reduced(Reduce::sum, DType::i32, {{most}, {1}}), Values{-most - 1});
 }
 
 // ---- the ledger

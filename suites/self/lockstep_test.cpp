@@ -115,6 +115,64 @@ TEST(Lockstep, ATieAccusesNobody) {
   EXPECT_NE(text.find("ranks 2, 3: "), std::string::npos);
 }
 
+// The larger side of those that differ comes before the smaller one; ranks are told in order.
+TEST(Lockstep, SeveralThatDifferAreNamedInOrder) {
+  std::vector<Fingerprint> six;
+  for (int rank = 0; rank < 6; ++rank) six.push_back(calling(rank));
+  six[0].count = 1;
+  six[1].root_or_hop = six[2].root_or_hop = 3;
+  const std::string text = *mismatch(six);
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            "ranks 0, 1, 2 differ from the other members in root, count");
+  EXPECT_LT(text.find("\nranks 3, 4, 5: "), text.find("\nranks 1, 2: "));
+  EXPECT_LT(text.find("\nranks 1, 2: "), text.find("\nrank 0: "));
+}
+
+TEST(Lockstep, EachSideThatDiffersAddsItsField) {
+  for (const Field& field : fields()) {
+    auto members = four();
+    members[1].dtype = DType::f64;
+    field.change(members[3]);
+    const std::string text = *mismatch(members);
+    EXPECT_NE(text.find(field.word), std::string::npos) << field.word << "\n" << text;
+  }
+}
+
+// Counts are a matter of pairs where both exchange in pairs, and in the same way.
+TEST(Lockstep, CountsOfDifferentOperationsAreCompared) {
+  auto members = four(Op::all_to_all, Reduce::none);
+  members[2] = calling(2, Op::shift, Reduce::none);
+  members[2].count = 13;
+  const std::string text = *mismatch(members);
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            "rank 2 differs from the other members in operation, count");
+}
+
+TEST(Lockstep, CallsAreShownWithWhatIsTheirs) {
+  auto members = four(Op::broadcast, Reduce::none);
+  for (Fingerprint& f : members) f.root_or_hop = 1;
+  members[3] = calling(3, Op::barrier, Reduce::none);
+  members[3].root_or_hop = 1;
+  EXPECT_EQ(*mismatch(members),
+            "rank 3 differs from the other members in operation\n"
+            "ranks 0, 1, 2: backward, call 5 on its group: broadcast from member 1, 12 x f32, at "
+            "linear_row.cpp:41\n"
+            "rank 3: backward, call 5 on its group: barrier, at linear_row.cpp:41");
+}
+
+TEST(Lockstep, ThePairIsShownTheSenderFirst) {
+  Fingerprint sender = calling(3, Op::shift, Reduce::none),
+              receiver = calling(0, Op::shift, Reduce::none);
+  sender.root_or_hop = receiver.root_or_hop = 1;
+  sender.count = receiver.count = 5, sender.recv = 6, receiver.recv = 7;
+  EXPECT_EQ(*pairwise_mismatch(sender, 5, receiver, 7),
+            "rank 3 sends 5 elements to rank 0, which expects 7\n"
+            "rank 3: backward, call 5 on its group: shift hop +1, 5 x f32, expects 6, at "
+            "linear_row.cpp:41\n"
+            "rank 0: backward, call 5 on its group: shift hop +1, 5 x f32, expects 7, at "
+            "linear_row.cpp:41");
+}
+
 TEST(Lockstep, CountsOfAllToAllAgreePairwiseOnly) {
   auto members = four(Op::all_to_all, Reduce::none);
   members[3].count = 40;

@@ -673,6 +673,111 @@ TEST(Closing, NamesWhatSpeaksAgainstTheJudge) {
       << text;
 }
 
+std::string reasons(const Report& r) {
+  std::string all;
+  for (const std::string& reason : no_judgement(r)) all += reason + "\n";
+  return all;
+}
+
+TEST(Closing, CountsTheFaultsThatTheJudgeMissed) {
+  Report r = report_of({healthy()});
+  r.self = {48, 45, {}, 1};
+  EXPECT_EQ(reasons(r), "the judge missed 3 of the 48 faults planted in it\n");
+}
+
+TEST(Closing, NamesControlsOnceAndSomeOfMany) {
+  std::vector<ControlResult> escaped(2, with(ControlResult::escaped));
+  EXPECT_EQ(reasons(report_of({healthy()}, escaped)), "2 controls escaped (bias_before_reduce)\n");
+  escaped.clear();
+  for (const char* name : {"a", "b", "c", "d", "e"}) {
+    escaped.push_back(with(ControlResult::escaped));
+    escaped.back().name = name;
+  }
+  EXPECT_EQ(reasons(report_of({healthy()}, escaped)), "5 controls escaped (a, b, c and 2 more)\n");
+}
+
+TEST(Closing, SaysWhyARequiredLaneIsNotProven) {
+  Report r = report_of({healthy()});
+  r.lanes = {{"mpi.np4", true, ""}, {"mpi.np8", false, "2 cores"}, {"mpi.np16", false, ""}};
+  r.required = {"mpi"};
+  EXPECT_EQ(reasons(r),
+            "required lane mpi.np8 is not proven (2 cores)\nrequired lane mpi.np16 is not "
+            "proven\n");
+  EXPECT_TRUE(
+      contains(closing(r), "lanes         mpi 4 proven, 8 NOT PROVEN (2 cores), 16 NOT PROVEN\n"))
+      << closing(r);
+}
+
+TEST(Closing, TellsWhatControlsCameTo) {
+  const auto family = [](std::vector<CaseResult> cases, std::vector<ControlResult> controls) {
+    const std::string text = closing(report_of(std::move(cases), std::move(controls)));
+    const size_t at = text.find("   controls ");
+    return at == text.npos ? "" : text.substr(at, text.find('\n', at) - at);
+  };
+  EXPECT_TRUE(contains(family({healthy()}, {with(ControlResult::wrong_check)}), ", 1 WRONG CHECK"));
+  EXPECT_TRUE(contains(family({healthy()}, {with(ControlResult::unproven)}), ", 1 NOT PROVEN"));
+  const auto unjudged = with(ControlResult::unjudged);
+  EXPECT_TRUE(contains(family({healthy()}, {unjudged}), ", 1 unjudged  "));
+  EXPECT_TRUE(
+      contains(family({bias_summed_twice()}, {unjudged}), ", 1 unjudged (healthy code fails)"));
+  EXPECT_FALSE(contains(family({healthy()}, {with(ControlResult::equivalent)}), "margin"));
+  EXPECT_TRUE(contains(family({healthy()}, {caught("c", inf)}), "   margin inf  "));
+  // No number is the least that can be known, whenever it comes.
+  const auto none = caught("none", nan), some = caught("some", 41);
+  EXPECT_TRUE(contains(family({healthy()}, {some, none}), "   margin nan (none)"));
+  EXPECT_TRUE(contains(family({healthy()}, {none, some}), "   margin nan (none)"));
+}
+
+TEST(Closing, NamesTenReplaysAndCountsTheRest) {
+  const auto failures = [](int n) {
+    std::vector<CaseResult> cases(size_t(n), bias_summed_twice());
+    return closing(report_of(std::move(cases)));
+  };
+  EXPECT_FALSE(contains(failures(10), "more"));
+  EXPECT_EQ(occurrences(failures(10), "--check gradient"), 10u);
+  EXPECT_TRUE(contains(failures(12), "and 2 more\n")) << failures(12);
+  EXPECT_EQ(occurrences(failures(12), "--check gradient"), 10u);
+  EXPECT_TRUE(contains(closing(report_of({healthy(), with(Verdict::untested)})),
+                       "replay        build/shardproof run linear_row tp=4\n"));
+}
+
+TEST(Closing, TriesTheShortestLineThatCaughtABug) {
+  const std::string tries = "try        build/shardproof run linear_row tp=4 control=";
+  const auto low = caught("short"), high = caught("much_longer");
+  for (const auto& controls : {std::vector{low, high}, {high, low}})
+    EXPECT_TRUE(contains(closing(report_of({healthy()}, controls)), tries + "short "));
+  auto equivalent = low;
+  equivalent.outcome = ControlResult::equivalent;
+  EXPECT_TRUE(
+      contains(closing(report_of({healthy()}, {equivalent, high})), tries + "much_longer "));
+}
+
+TEST(Headline, IsTheCheckThatSaysMost) {
+  const Verdict most_first[] = {Verdict::crashed, Verdict::hung,     Verdict::failed,
+                                Verdict::vacuous, Verdict::untested, Verdict::skipped,
+                                Verdict::passed};
+  CaseResult c = healthy();
+  c.checks.clear();
+  EXPECT_EQ(telling::headline(c), nullptr);
+  for (size_t i = std::size(most_first); i-- > 0;) {
+    c.checks.push_back(check(name(most_first[i]), most_first[i]));
+    EXPECT_EQ(telling::headline(c), &c.checks.back()) << name(most_first[i]);
+  }
+}
+
+TEST(Words, TheWorstHealthyRatioIsOfWhatPassed) {
+  CaseResult failed = with(Verdict::failed);
+  failed.checks[0].ratio = 5;
+  EXPECT_EQ(telling::worst_healthy(report_of({healthy(), failed})).ratio, 0.25);
+}
+
+TEST(Words, ACheckWithABoundHasNumbers) {
+  CheckResult c = check("forward", Verdict::passed);
+  EXPECT_FALSE(telling::is_numeric(c));
+  c.bound = 1e-12;
+  EXPECT_TRUE(telling::is_numeric(c));
+}
+
 // A broken collective shows less of what a kernel's author would do.
 TEST(Closing, TriesAControlWithAName) {
   ControlResult broken = caught();
@@ -714,6 +819,20 @@ TEST(ControlsTable, ShowsFailuresFirstAndSumsOperators) {
   EXPECT_TRUE(third.starts_with("2 caught, 1 equivalent  operator scale on linear ")) << third;
   EXPECT_TRUE(third.ends_with("3 runs")) << third;
   EXPECT_FALSE(std::getline(table, none));
+}
+
+TEST(ControlsTable, SaysWhatFiredInPlaceOfTheDueCheckAndWhatIsExact) {
+  ControlResult wrong = with(ControlResult::wrong_check), exact = caught("exact_one");
+  wrong.caught_by = "", wrong.reason = "ledger did not see it";
+  exact.exact = true;
+  ControlResult op = caught("scale_p", 500), open = op;
+  op.kind = open.kind = "scale";
+  open.outcome = ControlResult::unjudged;
+  const std::string table = controls_table(report_of({healthy()}, {wrong, exact, op, open}));
+  EXPECT_TRUE(contains(table, "  ledger did not see it  ")) << table;
+  const size_t row = table.find("exact_one");
+  EXPECT_TRUE(contains(table.substr(row, table.find('\n', row) - row), " exact ")) << table;
+  EXPECT_TRUE(contains(table, "1 caught, 0 equivalent, 1 unjudged  operator scale")) << table;
 }
 
 TEST(Words, RowsIndentWhatFollowsAndEndWithoutBlanks) {
