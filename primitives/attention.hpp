@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "primitives/attention_core.hpp"
+#include "primitives/turning.hpp"
 
 namespace shardproof::primitives {
 
@@ -48,16 +49,6 @@ void sum_copies(const ContextRank&, const View& wide, const View& gradient);
 // Tokens of `count` ranks from `first` on, in the order of ranks.
 std::vector<Label> labels_of_ranks(const ContextLine&, const AttentionCore&, int first, int count,
                                    bool keys);
-
-// a mod p, from 0 to p - 1: a place on a ring.
-inline int modulo(int a, int p) { return ((a % p) + p) % p; }
-// Two buffers that change places: what is here, and what arrives.
-struct Turning {
-  View here, next;
-  Turning(const ContextRank& c, DType dtype, int64_t elements)
-      : here(c.rank.workspace(dtype, {elements})), next(c.rank.workspace(dtype, {elements})) {}
-  void turn() { std::swap(here, next); }
-};
 
 // Rounded once on the way into a view.
 void write(const View&, std::span<const double>);

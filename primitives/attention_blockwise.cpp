@@ -140,7 +140,7 @@ View gathered(const Place& c, const View& own) {
 struct TurningKeys : Turning {
   std::vector<int64_t> key_shape, value_shape;
   TurningKeys(const Place& c, const BlockwiseSaved& s, DType dtype)
-      : Turning(c, dtype, s.k.elements() + s.v.elements()),
+      : Turning(c.rank, dtype, {s.k.elements() + s.v.elements()}),
         key_shape(s.k.shape),
         value_shape(s.v.shape) {}
   View part(const View& message, int64_t first, const std::vector<int64_t>& shape) const {

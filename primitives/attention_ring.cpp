@@ -33,7 +33,7 @@ std::vector<Label> AttentionRing::keys_of(ContextRank& c, int owner) {
 void AttentionRing::attend(ContextRank& c, const AttentionSaved& saved, Softmax& sum) {
   Communicator& group = ring(c);
   const int p = group.size(), me = group.rank(), steps = steps_forward(p);
-  Turning kv(c, c.storage, message(saved));
+  Turning kv(c.rank, c.storage, {message(saved)});
   put(kv.here, to_doubles(saved.k), to_doubles(saved.v));
   for (int step = 0; step < steps; ++step) {
     const bool goes_on = step + 1 < steps;
@@ -55,7 +55,7 @@ void AttentionRing::differentiate(ContextRank& c, const AttentionSaved& saved, c
   Communicator& group = ring(c);
   const int p = group.size(), me = group.rank();
   const size_t keys = size_t(saved.k.elements());
-  Turning kv(c, c.storage, message(saved)), dkv(c, c.wire, message(saved));
+  Turning kv(c.rank, c.storage, {message(saved)}), dkv(c.rank, c.wire, {message(saved)});
   put(kv.here, to_doubles(saved.k), to_doubles(saved.v));
   Ticket arriving{};
   for (int step = 0; step < p; ++step) {
