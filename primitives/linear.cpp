@@ -10,6 +10,7 @@ Parallel::Parallel(Rank& r)
     : rank(r),
       tp(r.along(Axis::tp)),
       sp(r.line().has("sp") && r.line().on("sp")),
+      ring(tp.size() > 1 && r.line().has("overlap") && r.line().text("overlap") == "ring"),
       storage(r.line().dtype()),
       accumulate(accumulation_of(r.line())),
       wire(type_of_key(r.line(), "wire", storage)) {}
@@ -18,12 +19,16 @@ View fresh_gradient(Parallel& p, const View& gradient) {
   return gradient.data ? p.workspace(p.accumulate, gradient.shape) : gradient;
 }
 
-View own_block(const Parallel& p, const View& whole, int dim) {
+View block_of(const Parallel& p, const View& whole, int dim, int owner) {
   const int64_t extent = whole.shape[size_t(dim)], block = extent / p.tp.size();
   if (extent % p.tp.size())
     throw Rejected("an extent that tp=" + std::to_string(p.tp.size()) + " divides",
                    std::to_string(extent), "choose a multiple");
-  return whole.narrow(dim, block * p.tp.rank(), block);
+  return whole.narrow(dim, block * owner, block);
+}
+
+View own_block(const Parallel& p, const View& whole, int dim) {
+  return block_of(p, whole, dim, p.tp.rank());
 }
 
 std::vector<int64_t> with_extent(std::vector<int64_t> shape, int dim, int64_t extent) {

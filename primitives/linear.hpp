@@ -9,6 +9,9 @@
 //            sp=on   reduce-scatter over tokens, b added to the own tokens; dY gathered;
 //                    db summed over tp, since each rank has seen its own tokens only
 //
+// With overlap=ring every gather and every reduce-scatter over tokens is p-1 shifts, each under way
+// while a block is multiplied (token_ring.hpp).
+//
 // Products are accumulated in f32 (f64 where storage or acc= says so), stored once; sums between
 // ranks travel in the wire type. Over dp and cp nothing is summed: parameter gradients stay
 // partial. Where a step has several microbatches, each adds its parameter gradients, rounded to the
@@ -20,6 +23,7 @@
 
 #include "oracle/subject.hpp"
 #include "primitives/calls.hpp"
+#include "primitives/token_ring.hpp"
 #include "primitives/work.hpp"
 
 namespace shardproof::primitives {
@@ -28,7 +32,7 @@ namespace shardproof::primitives {
 struct Parallel {
   Rank& rank;
   Communicator& tp;
-  bool sp;
+  bool sp, ring;  // ring: over several ranks, as overlap= says
   DType storage, accumulate, wire;
 
   explicit Parallel(Rank&);
@@ -43,12 +47,16 @@ inline int last(const View& v) { return int(v.shape.size()) - 1; }
 // Where a parameter's gradient is computed: its own place, or, where running sums are kept, a
 // workspace that is added into the sum afterwards.
 View fresh_gradient(Parallel&, const View& gradient);
+// A rank's block of a dim that is cut over tp.
+View block_of(const Parallel&, const View& whole, int dim, int owner);
 // Own block of a dim that all ranks of tp hold whole.
 View own_block(const Parallel&, const View& whole, int dim);
 std::vector<int64_t> with_extent(std::vector<int64_t> shape, int dim, int64_t extent);
 
 class ColumnParallel {
  public:
+  explicit ColumnParallel(std::unique_ptr<TokenRing> ring = std::make_unique<TokenRing>())
+      : ring_(std::move(ring)) {}
   virtual ~ColumnParallel() = default;
   // x [..,i], [T/p] of its tokens under sp; w [o/p,i]; b [o/p] or no data; y [T,o/p].
   void forward(Parallel&, const View& x, const View& w, const View& b, const View& y);
@@ -60,10 +68,21 @@ class ColumnParallel {
   virtual void weight_gradient(Parallel&, const View& x, const View& g, const View& dw);
   virtual void reduce_input_gradient(Parallel&, const View& partial, const View& dx);
   View whole_input(Parallel&, const View& x);  // gathered over tokens under sp
+  // In a ring: Y's rows of each block that passes; dW = sum of G_b^T X_b, one block b after
+  // another.
+  virtual void multiply_passing(Parallel&, const View& x, const View& w, const View& b,
+                                const View& y);
+  virtual void add_passing(Parallel&, const View& x, const View& g, const View& sum);
+  const TokenRing& ring() const { return *ring_; }
+
+ private:
+  std::unique_ptr<TokenRing> ring_;
 };
 
 class RowParallel {
  public:
+  explicit RowParallel(std::unique_ptr<TokenRing> ring = std::make_unique<TokenRing>())
+      : ring_(std::move(ring)) {}
   virtual ~RowParallel() = default;
   // x [T,i/p]; w [o,i/p]; b [o] or no data; y [T,o], [T/p,o] under sp.
   void forward(Parallel&, const View& x, const View& w, const View& b, const View& y);
@@ -78,6 +97,14 @@ class RowParallel {
                               const View& dx);
   virtual void bias_gradient(Parallel&, const View& g, const View& whole, const View& db);
   void reduce_bias_gradient(Parallel&, const View& local, Communicator&, const View& db);
+  // In a ring: Z's rows are summed from rank to rank; dX's rows and dW of each block that passes.
+  virtual void sum_in_ring(Parallel&, const View& x, const View& w, const View& b, const View& y);
+  virtual void add_passing(Parallel&, const View& g, const View& x, const View& sum);
+
+ private:
+  void differentiate_in_ring(Parallel&, const View& x, const View& w, const View& g, const View& dx,
+                             const View& dw);
+  std::unique_ptr<TokenRing> ring_;
 };
 
 // Runs `backward` on gradients of one microbatch: those of inputs 1, 2, ... (parameters) are fresh

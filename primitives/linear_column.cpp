@@ -13,7 +13,15 @@ View ColumnParallel::whole_input(Parallel& p, const View& x) {
 
 void ColumnParallel::forward(Parallel& p, const View& x, const View& w, const View& b,
                              const View& y) {
+  if (p.ring) return multiply_passing(p, x, w, b, y);
   gemm(plain(whole_input(p, x)), turned(w), y, p.accumulate, &b);
+}
+
+void ColumnParallel::multiply_passing(Parallel& p, const View& x, const View& w, const View& b,
+                                      const View& y) {
+  ring_->gather(p, x, [&](int owner, const View& block) {
+    gemm(plain(block), turned(w), block_of(p, y, 0, owner), p.accumulate, &b);
+  });
 }
 
 void ColumnParallel::backward(Parallel& p, const View& x, const View& w, const View& g,
@@ -21,13 +29,31 @@ void ColumnParallel::backward(Parallel& p, const View& x, const View& w, const V
   if (dw.data) weight_gradient(p, x, g, dw);
   if (db.data) column_sums(g, db, p.accumulate);
   if (!dx.data) return;
+  if (p.ring) {
+    const auto product = [&](int owner, const View& part) {
+      gemm(plain(block_of(p, g, 0, owner)), plain(w), part, p.accumulate);
+    };
+    const View sum = p.workspace(p.wire, dx.shape);
+    ring_->reduce(p, product, sum);
+    return convert(sum, dx);
+  }
   const View partial = p.workspace(p.partial(), with_extent(g.shape, last(g), w.shape[1]));
   gemm(plain(g), plain(w), partial, p.accumulate);
   reduce_input_gradient(p, partial, dx);
 }
 
 void ColumnParallel::weight_gradient(Parallel& p, const View& x, const View& g, const View& dw) {
-  gemm(turned(g), plain(whole_input(p, x)), dw, p.accumulate);
+  if (!p.ring) return gemm(turned(g), plain(whole_input(p, x)), dw, p.accumulate);
+  const View sum = p.workspace(p.accumulate, dw.shape);
+  set_zero(sum);
+  ring_->gather(p, x, [&](int owner, const View& block) {
+    add_passing(p, block, block_of(p, g, 0, owner), sum);
+  });
+  convert(sum, dw);
+}
+
+void ColumnParallel::add_passing(Parallel& p, const View& x, const View& g, const View& sum) {
+  gemm(turned(g), plain(x), sum, p.accumulate, nullptr, /*add=*/true);
 }
 
 void ColumnParallel::reduce_input_gradient(Parallel& p, const View& partial, const View& dx) {

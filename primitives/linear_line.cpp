@@ -12,7 +12,12 @@ Refusal attributes(const Case& line) {
       when(line.on("skip_bias_add") && !line.on("bias"), "bias=on with skip_bias_add=on",
            "bias=off", "there is no bias to hand back: leave one of them out"),
       when(line.on("frozen") && !line.on("input_grad"), "input_grad=on with frozen=on",
-           "input_grad=off", "no gradient is left to compute: leave one of them out"));
+           "input_grad=off", "no gradient is left to compute: leave one of them out"),
+      when(
+          line.text("overlap") != "off" && !line.on("sp"), "sp=on with " + said(line, "overlap"),
+          "sp=off",
+          "what goes round the ring are the ranks' blocks of tokens: write sp=on, or leave overlap "
+          "out"));
 }
 
 bool fused(const Case& line) { return line.at("heads") > 0 || line.on("swiglu"); }

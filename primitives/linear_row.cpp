@@ -5,6 +5,7 @@
 namespace shardproof::primitives {
 
 void RowParallel::forward(Parallel& p, const View& x, const View& w, const View& b, const View& y) {
+  if (p.ring) return sum_in_ring(p, x, w, b, y);
   const View z = p.workspace(p.partial(), with_extent(x.shape, last(x), w.shape[0]));
   partial_product(p, x, w, z);
   reduce_and_add_bias(p, z, b, y);
@@ -23,8 +24,23 @@ void RowParallel::reduce_and_add_bias(Parallel& p, const View& z, const View& b,
   add_row(sum, b, y, p.accumulate);
 }
 
+void RowParallel::sum_in_ring(Parallel& p, const View& x, const View& w, const View& b,
+                              const View& y) {
+  const auto product = [&](int owner, const View& part) {
+    partial_product(p, block_of(p, x, 0, owner), w, part);
+  };
+  const View sum = p.workspace(p.wire, y.shape);
+  ring_->reduce(p, product, sum);
+  add_row(sum, b, y, p.accumulate);
+}
+
 void RowParallel::backward(Parallel& p, const View& x, const View& w, const View& g, const View& dx,
                            const View& dw, const View& db) {
+  if (p.ring) {
+    if (dx.data || dw.data) differentiate_in_ring(p, x, w, g, dx, dw);
+    if (db.data) bias_gradient(p, g, g, db);
+    return;
+  }
   View whole = g;
   if (p.sp && p.tp.size() > 1 && (dx.data || dw.data)) {
     whole = p.workspace(g.dtype, with_extent(g.shape, 0, g.shape[0] * p.tp.size()));
@@ -33,6 +49,21 @@ void RowParallel::backward(Parallel& p, const View& x, const View& w, const View
   if (dx.data) input_gradient(p, g, whole, w, dx);
   if (dw.data) gemm(turned(whole), plain(x), dw, p.accumulate);
   if (db.data) bias_gradient(p, g, whole, db);
+}
+
+void RowParallel::differentiate_in_ring(Parallel& p, const View& x, const View& w, const View& g,
+                                        const View& dx, const View& dw) {
+  const View sum = dw.data ? p.workspace(p.accumulate, dw.shape) : View{};
+  if (sum.data) set_zero(sum);
+  ring_->gather(p, g, [&](int owner, const View& block) {
+    if (dx.data) input_gradient(p, g, block, w, block_of(p, dx, 0, owner));
+    if (sum.data) add_passing(p, block, block_of(p, x, 0, owner), sum);
+  });
+  if (sum.data) convert(sum, dw);
+}
+
+void RowParallel::add_passing(Parallel& p, const View& g, const View& x, const View& sum) {
+  gemm(turned(g), plain(x), sum, p.accumulate, nullptr, /*add=*/true);
 }
 
 void RowParallel::input_gradient(Parallel& p, const View&, const View& whole, const View& w,

@@ -209,6 +209,23 @@ bool wants_input_gradient(const Case& c) { return !c.has("input_grad") || c.on("
 bool scatters_input(const Case& c) {
   return c.has("input_is_parallel") && !c.on("input_is_parallel");
 }
+// Calls over tokens are rings of shifts, products those of one rank's block each.
+bool in_ring(const Case& c) { return c.has("overlap") && c.text("overlap") == "ring"; }
+// A block of every rank, or a sum of blocks, from each rank to the next until all have seen it.
+void go_round(std::vector<Traffic>& due, const Local& l, bool backward, int64_t block,
+              DType dtype) {
+  Traffic hop = call(Op::shift, backward, block, dtype);
+  hop.hop = 1;
+  due.insert(due.end(), size_t(l.p - 1), hop);
+}
+// A product of all tokens, or one of each block of them.
+void multiply_blocks(std::vector<Gemm>& due, const Case& c, const Gemm& whole,
+                     int64_t Gemm::*tokens) {
+  const int64_t blocks = in_ring(c) ? Local(c).p : 1;
+  Gemm each = whole;
+  each.*tokens /= blocks;
+  due.insert(due.end(), size_t(blocks), each);
+}
 
 }  // namespace
 
@@ -217,6 +234,12 @@ std::vector<Traffic> column_calls(const Case& c, DType sums) {
   std::vector<Traffic> due;
   if (l.p == 1) return due;
   const int64_t x = l.tokens * c.at("in");
+  if (in_ring(c)) {
+    go_round(due, l, false, x / l.p, c.dtype());
+    if (!c.on("frozen")) go_round(due, l, true, x / l.p, c.dtype());
+    if (wants_input_gradient(c)) go_round(due, l, true, x / l.p, sums);
+    return due;
+  }
   if (l.sp) due.push_back(call(Op::all_gather, false, x / l.p, c.dtype()));
   if (says(c, "gather_output"))
     due.push_back(call(Op::all_gather, false, l.tokens * c.at("out") / l.p, c.dtype()));
@@ -231,6 +254,13 @@ std::vector<Traffic> row_calls(const Case& c, DType sums, DType bias) {
   std::vector<Traffic> due;
   if (l.p == 1) return due;
   const int64_t y = l.tokens * c.at("out");
+  if (in_ring(c)) {
+    go_round(due, l, false, y / l.p, sums);
+    go_round(due, l, true, y / l.p, c.dtype());
+    if (c.on("bias") && !c.on("frozen"))
+      due.push_back(call(Op::all_reduce, true, c.at("out"), bias));
+    return due;
+  }
   due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, false, y, sums));
   if (l.sp) due.push_back(call(Op::all_gather, true, y / l.p, c.dtype()));
   if (l.sp && c.on("bias") && !c.on("frozen"))
@@ -243,18 +273,22 @@ std::vector<Traffic> row_calls(const Case& c, DType sums, DType bias) {
 std::vector<Gemm> column_gemms(const Case& c) {
   const Local l(c);
   const int64_t out = c.at("out") / l.p, in = c.at("in");
-  std::vector<Gemm> due{{"Y = X W^T", false, l.tokens, out, in}};
-  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
-  if (wants_input_gradient(c)) due.push_back({"dX = dY W", true, l.tokens, in, out});
+  std::vector<Gemm> due;
+  multiply_blocks(due, c, {"Y = X W^T", false, l.tokens, out, in}, &Gemm::m);
+  if (!c.on("frozen")) multiply_blocks(due, c, {"dW = dY^T X", true, out, in, l.tokens}, &Gemm::k);
+  if (wants_input_gradient(c))
+    multiply_blocks(due, c, {"dX = dY W", true, l.tokens, in, out}, &Gemm::m);
   return due;
 }
 
 std::vector<Gemm> row_gemms(const Case& c) {
   const Local l(c);
   const int64_t in = c.at("in") / l.p, out = c.at("out");
-  std::vector<Gemm> due{{"Z = X W^T", false, l.tokens, out, in}};
-  if (wants_input_gradient(c)) due.push_back({"dX = dY W", true, l.tokens, in, out});
-  if (!c.on("frozen")) due.push_back({"dW = dY^T X", true, out, in, l.tokens});
+  std::vector<Gemm> due;
+  multiply_blocks(due, c, {"Z = X W^T", false, l.tokens, out, in}, &Gemm::m);
+  if (wants_input_gradient(c))
+    multiply_blocks(due, c, {"dX = dY W", true, l.tokens, in, out}, &Gemm::m);
+  if (!c.on("frozen")) multiply_blocks(due, c, {"dW = dY^T X", true, out, in, l.tokens}, &Gemm::k);
   return due;
 }
 
@@ -382,11 +416,39 @@ std::vector<Key> common_keys(Key in, Key out) {
   keys.push_back(toggle("bias", "on", "add b"));
   keys.push_back(
       toggle("sp", "off", "sequence parallel: tokens are cut over tp outside the layer"));
+  keys.push_back(choice("overlap", {"off", "ring"},
+                        "ring: under sp, calls over tokens as shifts that are under way while "
+                        "blocks are multiplied"));
   keys.push_back(toggle("skip_bias_add", "off", "hand b back instead of adding it"));
   keys.push_back(toggle("frozen", "off", "no gradient of w and b"));
   keys.push_back(toggle("input_grad", "on", "gradient of x"));
   keys.push_back(microbatches_key());
   return keys;
+}
+
+// Lines of either linear whose calls over tokens are taken apart.
+std::vector<std::string> ring_cases(const std::string& contract,
+                                    const std::vector<std::string>& attributes) {
+  const auto on = [&](std::initializer_list<const char*> heads) {
+    std::vector<std::string> lines;
+    for (const char* head : heads) lines.push_back(contract + head + " sp=on overlap=ring");
+    return lines;
+  };
+  return together(
+      {crossed(on({"", " tp=2", " tp=3", " tp=4", " tp=8"}),
+               {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
+       crossed(
+           on({" tp=3", " tp=8"}),
+           {"fill=normal", "dtype=f32 fill=normal", "dtype=bf16 fill=normal",
+            "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal",
+            "dtype=f32 acc=f64 fill=normal", "dtype=f32 fill=large", "dtype=f32 fill=cancelling"}),
+       crossed(on({" tp=4"}),
+               {"skip_bias_add=on", "frozen=on", "input_grad=off", "bias=off", "seq=24 batch=2",
+                "microbatches=2", "microbatches=3 dtype=f32 fill=normal",
+                "microbatches=2 dtype=bf16 grad=f32 fill=normal", "strides=transposed",
+                "strides=transposed seq=24 batch=2", "strides=expanded_inputs"}),
+       on({" tp=2 dp=2", " tp=4 dp=2", " tp=2 cp=2 dp=2", " tp=2 dp=2 order=dp,tp"}),
+       crossed(on({" tp=4"}), attributes)});
 }
 
 // ---- Column
@@ -451,6 +513,8 @@ std::vector<std::string> column_cases(const std::string& tier) {
                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
        crossed({"linear_column tp=2"}, {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on",
                                         "heads=8 kv_heads=4", "microbatches=2"}),
+       {"linear_column tp=4 sp=on overlap=ring",
+        "linear_column tp=2 sp=on overlap=ring dtype=bf16"},
        crossed({"linear_column tp=4"}, {"swiglu=on", "skip_bias_add=on", "whole_weight=on"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_column", "linear_column tp=2", "linear_column tp=3",
@@ -476,14 +540,17 @@ std::vector<std::string> column_cases(const std::string& tier) {
        crossed({"linear_column tp=2"},
                {"gather_output=on skip_bias_add=on", "gather_output=on seq=8 batch=3",
                 "strides=expanded", "strides=expanded_inputs"}),
+       ring_cases("linear_column", {"swiglu=on", "whole_weight=on heads=8 kv_heads=4",
+                                    "whole_weight=on microbatches=2 skip_bias_add=on"}),
        // Own rows of W of an odd number, where what goes two by two has one left.
        crossed({"linear_column tp=2 out=10", "linear_column tp=4 out=12"}, {"", "dtype=bf16"})});
   if (tier != "nightly") return ci;
-  return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
-                   crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
-                                    "linear_column tp=8 out=240 in=130"},
-                                   {"tokens=240", "tokens=240 sp=on"}),
-                           {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
+  return together(
+      {ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
+       crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
+                        "linear_column tp=8 out=240 in=130"},
+                       {"tokens=240", "tokens=240 sp=on", "tokens=240 sp=on overlap=ring"}),
+               {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
 }
 
 Contract linear_column() {
@@ -528,9 +595,15 @@ Contract linear_column() {
                "linear_column tp=2 heads=8 kv_heads=3 head_dim=2 out=28",
                "linear_column tp=2 heads=8 kv_heads=4 head_dim=2 out=32 swiglu=on",
                "linear_column tp=2 kv_heads=4",
-               "linear_column tp=2 seq=8 batch=3 tokens=20"};
-  c.witnesses = {"linear_column tp=2 gather_output=on", "linear_column tp=3 sp=on",
-                 "linear_column tp=4 sp=on", "linear_column tp=2 dp=2 sp=on", "linear_column tp=4"};
+               "linear_column tp=2 seq=8 batch=3 tokens=20",
+               "linear_column tp=2 overlap=ring",
+               "linear_column tp=4 sp=on overlap=ring tokens=10"};
+  c.witnesses = {"linear_column tp=2 gather_output=on",
+                 "linear_column tp=3 sp=on",
+                 "linear_column tp=4 sp=on",
+                 "linear_column tp=2 dp=2 sp=on",
+                 "linear_column tp=4",
+                 "linear_column tp=3 sp=on overlap=ring"};
   return c;
 }
 
@@ -565,6 +638,7 @@ std::vector<std::string> row_cases(const std::string& tier) {
                                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
        crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on",
                                      "microbatches=2 sp=on"}),
+       {"linear_row tp=4 sp=on overlap=ring", "linear_row tp=2 sp=on overlap=ring dtype=bf16"},
        crossed({"linear_row tp=4"}, {"skip_bias_add=on sp=on", "bias=off"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_row", "linear_row tp=2", "linear_row tp=3",
@@ -591,13 +665,15 @@ std::vector<std::string> row_cases(const std::string& tier) {
         "linear_row tp=4 sp=on skip_bias_add=on dtype=bf16 wire=f32 fill=normal",
         "linear_row tp=2 seq=8 batch=3 input_is_parallel=off", "linear_row tp=2 tokens=8 in=1060",
         "linear_row tp=2 strides=expanded", "linear_row tp=2 strides=expanded_inputs"},
+       ring_cases("linear_row", {"microbatches=2 skip_bias_add=on dtype=bf16"}),
        crossed({"linear_row tp=2 in=10", "linear_row tp=4 in=12"}, {"", "dtype=bf16"})});
   if (tier != "nightly") return ci;
-  return together({ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
-                   crossed(crossed({"linear_row tp=5 in=50", "linear_row tp=6",
-                                    "linear_row tp=8 in=240 out=130"},
-                                   {"tokens=240", "tokens=240 sp=on"}),
-                           {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
+  return together(
+      {ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
+       crossed(
+           crossed({"linear_row tp=5 in=50", "linear_row tp=6", "linear_row tp=8 in=240 out=130"},
+                   {"tokens=240", "tokens=240 sp=on", "tokens=240 sp=on overlap=ring"}),
+           {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
 }
 
 Contract linear_row() {
@@ -634,9 +710,15 @@ Contract linear_row() {
                "linear_row tp=2 frozen=on input_grad=off",
                "linear_row tp=2 batch=2",
                "linear_row tp=2 pp=2",
-               "linear_row tp=2 seq=8 batch=3 tokens=20"};
-  c.witnesses = {"linear_row tp=2 input_is_parallel=off", "linear_row tp=3 sp=on",
-                 "linear_row tp=4 sp=on", "linear_row tp=2 dp=2 sp=on", "linear_row tp=4"};
+               "linear_row tp=2 seq=8 batch=3 tokens=20",
+               "linear_row tp=2 overlap=ring",
+               "linear_row tp=4 sp=on overlap=ring tokens=10"};
+  c.witnesses = {"linear_row tp=2 input_is_parallel=off",
+                 "linear_row tp=3 sp=on",
+                 "linear_row tp=4 sp=on",
+                 "linear_row tp=2 dp=2 sp=on",
+                 "linear_row tp=4",
+                 "linear_row tp=3 sp=on overlap=ring"};
   return c;
 }
 

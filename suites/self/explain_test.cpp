@@ -47,6 +47,16 @@ TEST(Explain, BytesOfSequenceParallelCalls) {
       << text;
 }
 
+// Of 24 tokens on 4 ranks a block has 6: X [6,7] f64 of 336 B goes 3 hops, and 4 products are made.
+TEST(Explain, ARingOfBlocksAndTheirProducts) {
+  const std::string text = explained("linear_column tp=4 sp=on overlap=ring", 4);
+  for (const char* part :
+       {"Y = X W^T M=6 N=12 K=7 4 times", "dW = dY^T X M=12 N=7 K=6 4 times",
+        "dX = dY W M=6 N=7 K=12 4 times",
+        "tp crosses nodes each of {0-3}: forward 3 calls 3.9375 KiB, backward 6 calls 7.875 KiB"})
+    EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
+}
+
 TEST(Explain, LocalMultipliesAndSmallOnes) {
   // 1024 / 8 rows of W on a rank.
   const std::string wide = explained("linear_column tp=8 tokens=256 in=512 out=1024");
