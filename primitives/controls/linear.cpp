@@ -5,6 +5,7 @@
 #include <map>
 
 #include "oracle/registry.hpp"
+#include "primitives/controls/linear_parts.hpp"
 #include "primitives/controls/row_bias.hpp"
 #include "primitives/controls/table.hpp"
 #include "primitives/gemm.hpp"
@@ -292,16 +293,9 @@ struct TanhForExact final : Mlp {
 
 // ---- What catches them
 
-template <class Part>
-std::unique_ptr<Kernel> column_with() {
-  return std::make_unique<LinearColumn>(std::make_unique<Part>());
-}
-template <class Part>
-std::unique_ptr<Kernel> row_with() {
-  return std::make_unique<LinearRow>(std::make_unique<Part>());
-}
-
+using controls::column_with;
 using controls::Row;
+using controls::row_with;
 using controls::twin;
 
 const Row rows[] = {

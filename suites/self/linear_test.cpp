@@ -19,6 +19,7 @@ namespace shardproof {
 void family_linear(Registry&);
 void family_mlp(Registry&);
 void controls_linear(Registry&);
+void controls_linear_ring(Registry&);
 
 namespace {
 
@@ -31,6 +32,7 @@ const Registry& family() {
     family_linear(r);
     family_mlp(r);
     controls_linear(r);
+    controls_linear_ring(r);
     return r;
   }();
   return registry;
@@ -143,6 +145,20 @@ TEST(LinearRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
   }
 }
 
+TEST(LinearRefusals, ARingTurnsBlocksOfTokens) {
+  for (const std::string contract : {"linear_column", "linear_row"}) {
+    const std::string met = refusal(contract + " tp=2 overlap=ring");
+    for (const char* part : {"sp=on with overlap=ring", "sp=off", "leave overlap out"})
+      EXPECT_NE(met.find(part), std::string::npos) << met;
+    EXPECT_NE(refusal(contract + " overlap=ring"), "") << "on one rank as on several";
+    EXPECT_EQ(refusal(contract + " sp=on overlap=ring"), "");
+    EXPECT_EQ(refusal(contract + " tp=2 overlap=off"), "");
+  }
+  EXPECT_NE(refusal("linear_column tp=2 sp=on overlap=ring gather_output=on"), "");
+  EXPECT_NE(refusal("linear_row tp=2 sp=on overlap=ring input_is_parallel=off"), "");
+  EXPECT_THROW(line_of("mlp tp=2 sp=on overlap=ring"), BadInput);
+}
+
 TEST(LinearRefusals, AFullNormBetweenTheLinearsNeedsItsStatisticsReduced) {
   for (const char* between : {"norm", "softmax", "topk"})
     EXPECT_NE(refusal(std::string("mlp tp=2 between=") + between).find("norm_reduced"),
@@ -193,16 +209,34 @@ TEST(LinearTraffic, MlpForwardAndBackwardOnEightRanks) {
   EXPECT_EQ(ring_bytes(text + " sp=on"), 280 * mib);  // AG + RS, AG + RS, AG of X again
 }
 
+using Calls = std::vector<std::string>;
+
+Calls calls_of(const std::string& text) {
+  const Case line = line_of(text);
+  Calls list;
+  for (const Traffic& t : contract_of(line).traffic(line, "", 0))
+    list.push_back(std::string(t.backward ? "B " : "F ") + name(t.op) + " " +
+                   std::to_string(t.count));
+  return list;
+}
+
+// A ring's own blocks: what its collective sends, it sends.
+TEST(LinearTraffic, ARingSendsTheBytesOfTheCallsThatItTakesApart) {
+  for (const std::string line : {"linear_column dtype=bf16 seq=4096 batch=1 in=8192 out=28672 tp=8",
+                                 "linear_row dtype=bf16 seq=4096 batch=1 in=8192 out=28672 tp=4"})
+    EXPECT_EQ(ring_bytes(line + " sp=on overlap=ring"), ring_bytes(line + " sp=on"));
+  // Sums in f32, blocks in bf16: T/p in = 3 * 5.
+  const Case line =
+      line_of("linear_column tp=2 tokens=6 in=5 sp=on overlap=ring dtype=bf16 wire=f32");
+  const auto due = contract_of(line).traffic(line, "", 0);
+  ASSERT_EQ(due.size(), 3u);
+  EXPECT_EQ(due[1].dtype, DType::bf16);
+  EXPECT_EQ(due[2].dtype, DType::f32);
+  for (const Traffic& t : due) EXPECT_EQ(t.hop, 1);
+}
+
 TEST(LinearTraffic, ExplicitCallsInTheirOrder) {
-  const auto calls = [](const std::string& text) {
-    const Case line = line_of(text);
-    std::vector<std::string> list;
-    for (const Traffic& t : contract_of(line).traffic(line, "", 0))
-      list.push_back(std::string(t.backward ? "B " : "F ") + name(t.op) + " " +
-                     std::to_string(t.count));
-    return list;
-  };
-  using Calls = std::vector<std::string>;
+  const auto calls = calls_of;
   EXPECT_EQ(calls("linear_column tp=4 tokens=12 in=5 out=8"), (Calls{"B all_reduce 60"}));
   EXPECT_EQ(calls("linear_column tp=4 tokens=12 in=5 out=8 sp=on"),
             (Calls{"F all_gather 15", "B all_gather 15", "B reduce_scatter 60"}));
@@ -216,6 +250,14 @@ TEST(LinearTraffic, ExplicitCallsInTheirOrder) {
             (Calls{"F all_reduce 60", "B all_gather 24"}));
   EXPECT_EQ(calls("linear_row tp=4 dp=2 tokens=24 in=8 out=5"), (Calls{"F all_reduce 60"}));
   EXPECT_EQ(calls("linear_row"), Calls{});
+  const std::string ring = " tp=3 tokens=12 in=6 out=9 sp=on overlap=ring";  // T/p = 4
+  EXPECT_EQ(calls("linear_column" + ring), (Calls{"F shift 24", "F shift 24", "B shift 24",
+                                                  "B shift 24", "B shift 24", "B shift 24"}));
+  EXPECT_EQ(calls("linear_column" + ring + " frozen=on"),
+            (Calls{"F shift 24", "F shift 24", "B shift 24", "B shift 24"}));
+  EXPECT_EQ(calls("linear_row" + ring),
+            (Calls{"F shift 36", "F shift 36", "B shift 36", "B shift 36", "B all_reduce 9"}));
+  EXPECT_EQ(calls("linear_row sp=on overlap=ring"), Calls{});
 }
 
 // ---- The reference under the contract
@@ -318,6 +360,40 @@ TEST(LinearOnRanks, RowUnderSpReduceScatters) {
   ASSERT_FALSE(ledger.empty());
   EXPECT_EQ(ledger[0].op, Op::reduce_scatter);
   EXPECT_EQ(j.evidence.result(1, 0, 0, 3, false)->shape, (Shape{2, 3, 7}));
+}
+
+// On two ranks the one before and the one behind are one: whoever mixes them up is right there.
+TEST(LinearOnRanks, TheOtherSideOfARingIsSeenFromThreeRanksOn) {
+  for (const std::string contract : {"linear_column", "linear_row"})
+    for (const auto& [tp, verdict] : {std::pair{"2", Verdict::passed}, {"3", Verdict::failed}}) {
+      const Judged j =
+          run(contract + " tp=" + tp + " sp=on overlap=ring control=ring_owner_on_other_side",
+              {"forward", "gradient", "adjoint"});
+      ASSERT_TRUE(j.completed);
+      EXPECT_EQ(j.result.checks[0].verdict, verdict) << contract << " tp=" << tp;
+      EXPECT_EQ(j.result.checks[1].verdict, verdict) << contract << " tp=" << tp;
+      EXPECT_EQ(j.result.checks[2].verdict, Verdict::passed) << "both passes are wrong alike";
+    }
+}
+
+// Exact on integers: to the bit what one reduce-scatter and one gather give, in every type.
+TEST(LinearOnRanks, ARingGivesWhatTheCallsGive) {
+  for (const std::string dtype : {"f64", "f32", "bf16", "f16"})
+    for (const std::string contract : {"linear_column", "linear_row"}) {
+      const std::string line = contract + " tp=3 sp=on dtype=" + dtype;
+      const std::vector<std::string> checks{"forward", "gradient", "adjoint", "ledger"};
+      const Judged calls = run(line, checks), ring = run(line + " overlap=ring", checks);
+      ASSERT_TRUE(calls.completed && ring.completed);
+      for (const CheckResult& c : ring.result.checks) EXPECT_EQ(c.verdict, Verdict::passed) << line;
+      for (int rank = 0; rank < 3; ++rank) {
+        ASSERT_FALSE(result(ring, rank, 0, 3, false).empty());
+        ASSERT_FALSE(result(ring, rank, 1, 1, true).empty());
+        EXPECT_EQ(result(ring, rank, 0, 3, false), result(calls, rank, 0, 3, false)) << line;
+        for (int input : {0, 1, 2})
+          EXPECT_EQ(result(ring, rank, 1, input, true), result(calls, rank, 1, input, true))
+              << line << " gradient of input " << input;
+      }
+    }
 }
 
 // The sum over 4 ranks holds b four times: y is off by exactly 3 b, in every token.

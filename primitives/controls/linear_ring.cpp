@@ -1,0 +1,230 @@
+// Broken twins of the linears with overlap=ring. Each replaces a walk of the ring or what is done
+// with a block that passes; the comment above a twin names the mistake.
+#include "oracle/registry.hpp"
+#include "primitives/controls/linear_parts.hpp"
+#include "primitives/controls/table.hpp"
+#include "primitives/gemm.hpp"
+#include "primitives/linear.hpp"
+
+namespace shardproof {
+namespace {
+
+using namespace primitives;
+
+// ---- Walks
+
+// The block at step s is taken for that of rank me + s, as if the ring turned the other way.
+class OwnerOnOtherSide final : public TokenRing {
+  void gather(Parallel& p, const View& own, const Block& multiply) const override {
+    TokenRing::gather(p, own, mirrored(p, multiply));
+  }
+  void reduce(Parallel& p, const Block& product, const View& sum) const override {
+    TokenRing::reduce(p, mirrored(p, product), sum);
+  }
+  static Block mirrored(const Parallel& p, const Block& block) {
+    return
+        [&](int owner, const View& v) { block(modulo(2 * p.tp.rank() - owner, p.tp.size()), v); };
+  }
+};
+
+// The place of a block is counted from the rank that it goes to next.
+struct OwnerIsNeighbour final : TokenRing {
+  void gather(Parallel& p, const View& own, const Block& multiply) const override {
+    TokenRing::gather(p, own, [&](int owner, const View& block) {
+      multiply(modulo(owner + 1, p.tp.size()), block);
+    });
+  }
+};
+
+// Products are counted as the hops are: what the last one brings is not multiplied.
+struct LastBlockLeftOut final : TokenRing {
+  void gather(Parallel& p, const View& own, const Block& multiply) const override {
+    int products = 0;
+    TokenRing::gather(p, own, [&](int owner, const View& block) {
+      if (++products < p.tp.size()) multiply(owner, block);
+    });
+  }
+};
+
+// One buffer: the next block has been written over the one that is to be multiplied.
+struct MultipliedAfterRefill final : TokenRing {
+  void gather(Parallel& p, const View& own, const Block& multiply) const override {
+    const int ranks = p.tp.size(), me = p.tp.rank();
+    Turning x(p.rank, own.dtype, own.shape);
+    convert(own, x.here);
+    for (int step = 0; step < ranks; ++step) {
+      if (step + 1 < ranks) arrive(p, p.tp.shift(x.here, x.next, 1), x, false);
+      multiply(modulo(me - step, ranks), x.here);
+    }
+  }
+};
+
+// Nothing waits for the last message: what was in the buffer before it is read.
+struct LastArrivalUnawaited final : TokenRing {
+  void arrive(Parallel& p, Ticket hop, Turning& turning, bool last) const override {
+    p.tp.wait(hop);
+    if (!last) turning.turn();
+  }
+};
+
+// The sum that comes home is taken for whole: the own part is missing.
+struct OwnPartLeftOut final : TokenRing {
+  void reduce(Parallel& p, const Block& product, const View& sum) const override {
+    const auto others = [&](int owner, const View& part) {
+      owner == p.tp.rank() ? set_zero(part) : product(owner, part);
+    };
+    TokenRing::reduce(p, others, sum);
+  }
+};
+
+// The own part is added where the sum starts and again where it ends.
+struct OwnPartTwice final : TokenRing {
+  void reduce(Parallel& p, const Block& product, const View& sum) const override {
+    const auto again = [&](int owner, const View& part) {
+      product(owner, part);
+      if (owner != p.tp.rank()) return;
+      const View once = p.workspace(part.dtype, part.shape);
+      convert(part, once);
+      add_into(once, part);
+    };
+    TokenRing::reduce(p, again, sum);
+  }
+};
+
+// The sum travels in the storage type, whatever the wire is to be: rounded to it at every hop.
+struct SumInStorageType final : TokenRing {
+  void reduce(Parallel& p, const Block& product, const View& sum) const override {
+    const View narrow = p.workspace(p.storage, sum.shape);
+    TokenRing::reduce(p, product, narrow);
+    convert(narrow, sum);
+  }
+};
+
+// ---- Products
+
+// dW of each block is written over that of the one before it: the last one remains.
+template <class Part>
+struct WeightGradientOverwritten final : Part {
+  void add_passing(Parallel& p, const View& a, const View& b, const View& sum) override {
+    set_zero(sum);
+    Part::add_passing(p, a, b, sum);
+  }
+};
+
+// dW is made before the ring turns: of the own tokens alone.
+template <class Part>
+class WeightGradientOfOwnBlock final : public Part {
+  void add_passing(Parallel& p, const View& a, const View& b, const View& sum) override {
+    if (passed_++ % p.tp.size() == 0) Part::add_passing(p, a, b, sum);
+  }
+  int passed_ = 0;
+};
+
+// Each rank's product has the bias in it, which the sum then holds p times.
+class BiasOnEveryRank final : public RowParallel {
+  void sum_in_ring(Parallel& p, const View& x, const View& w, const View& b,
+                   const View& y) override {
+    bias_ = b;
+    RowParallel::sum_in_ring(p, x, w, View{}, y);
+  }
+  void partial_product(Parallel& p, const View& x, const View& w, const View& z) override {
+    gemm(plain(x), turned(w), z, p.accumulate, &bias_);
+  }
+  View bias_;
+};
+
+// The blocks that passed are kept for dW in a buffer of the layer, and the ring does not turn
+// again: the next forward's are in it by then.
+class PassedKeptInLayer final : public ColumnParallel {
+  void multiply_passing(Parallel& p, const View& x, const View& w, const View& b,
+                        const View& y) override {
+    passed_ = Kept(x.dtype, with_extent(x.shape, 0, x.shape[0] * p.tp.size()));
+    ring().gather(p, x, [&](int owner, const View& block) {
+      convert(block, block_of(p, passed_.view(), 0, owner));
+    });
+    gemm(plain(passed_.view()), turned(w), y, p.accumulate, &b);
+  }
+  void weight_gradient(Parallel& p, const View&, const View& g, const View& dw) override {
+    gemm(turned(g), plain(passed_.view()), dw, p.accumulate);
+  }
+  Kept passed_;
+};
+
+// ---- What catches them
+
+template <class Ring>
+std::unique_ptr<Kernel> column_on() {
+  return std::make_unique<LinearColumn>(std::make_unique<ColumnParallel>(std::make_unique<Ring>()));
+}
+template <class Ring>
+std::unique_ptr<Kernel> row_on() {
+  return std::make_unique<LinearRow>(std::make_unique<RowParallel>(std::make_unique<Ring>()));
+}
+using controls::column_with;
+using controls::Row;
+using controls::row_with;
+
+const Row rows[] = {
+    {"linear_column", "ring_owner_on_other_side", column_on<OwnerOnOtherSide>, "forward,gradient",
+     "adjoint,ledger", "neighbour of ring_owner_is_neighbour", "tp=3 sp=on overlap=ring",
+     "p >= 3: on two ranks both ways are one"},
+    {"linear_row", "ring_owner_on_other_side", row_on<OwnerOnOtherSide>, "forward,gradient",
+     "adjoint,ledger", "neighbour of ring_owner_is_neighbour", "tp=4 sp=on overlap=ring",
+     "p >= 3: on two ranks both ways are one"},
+    {"linear_column", "ring_owner_is_neighbour", column_on<OwnerIsNeighbour>,
+     "forward,gradient,adjoint", "ledger", "hw-native-sys/pypto 2332", "tp=2 sp=on overlap=ring",
+     "p >= 2"},
+    {"linear_row", "ring_owner_is_neighbour", row_on<OwnerIsNeighbour>, "gradient,adjoint",
+     "forward,ledger", "hw-native-sys/pypto 2332", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_last_block_left_out", column_on<LastBlockLeftOut>, "forward", "ledger",
+     "as many products as hops", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_row", "ring_last_block_left_out", row_on<LastBlockLeftOut>, "gradient",
+     "forward,ledger", "as many products as hops", "tp=4 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_multiplied_after_refill", column_on<MultipliedAfterRefill>,
+     "forward,gradient", "ledger", "uccl-project/mKernel 18", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_row", "ring_multiplied_after_refill", row_on<MultipliedAfterRefill>, "gradient",
+     "forward,ledger", "uccl-project/mKernel 18", "tp=8 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_last_arrival_unawaited", column_on<LastArrivalUnawaited>,
+     "forward,gradient", "ledger", "NVIDIA/TransformerEngine 1067", "tp=2 sp=on overlap=ring",
+     "p >= 2"},
+    {"linear_row", "ring_last_arrival_unawaited", row_on<LastArrivalUnawaited>, "forward,gradient",
+     "ledger", "NVIDIA/TransformerEngine 1067", "tp=4 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_own_part_left_out", column_on<OwnPartLeftOut>, "gradient,adjoint",
+     "forward,ledger", "p - 1 additions of p parts", "tp=4 sp=on overlap=ring", "p >= 2"},
+    {"linear_row", "ring_own_part_left_out", row_on<OwnPartLeftOut>, "forward,adjoint",
+     "gradient,ledger", "p - 1 additions of p parts", "tp=4 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_own_part_twice", column_on<OwnPartTwice>, "gradient,adjoint",
+     "forward,ledger", "p + 1 additions of p parts", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_row", "ring_own_part_twice", row_on<OwnPartTwice>, "forward,adjoint",
+     "gradient,ledger", "p + 1 additions of p parts", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_sum_in_storage_type", column_on<SumInStorageType>, "gradient,ledger",
+     "forward", "NVIDIA/Megatron-LM 6199",
+     "tp=4 sp=on overlap=ring dtype=bf16 wire=f32 fill=normal", "a wire wider than the storage"},
+    {"linear_row", "ring_sum_in_storage_type", row_on<SumInStorageType>, "forward,ledger",
+     "gradient", "NVIDIA/Megatron-LM 6199",
+     "tp=4 sp=on overlap=ring dtype=bf16 wire=f32 fill=normal", "a wire wider than the storage"},
+    {"linear_row", "ring_bias_on_every_rank", row_with<BiasOnEveryRank>, "forward",
+     "gradient,ledger", "huggingface/text-generation-inference 1036", "tp=4 sp=on overlap=ring",
+     "bias as large as the output"},
+    {"linear_column", "ring_weight_gradient_overwritten",
+     column_with<WeightGradientOverwritten<ColumnParallel>>, "gradient", "forward,ledger",
+     "neighbour of wgrad_overwrites", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_row", "ring_weight_gradient_overwritten",
+     row_with<WeightGradientOverwritten<RowParallel>>, "gradient", "forward,ledger",
+     "neighbour of wgrad_overwrites", "tp=3 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_weight_gradient_of_own_block",
+     column_with<WeightGradientOfOwnBlock<ColumnParallel>>, "gradient", "forward,ledger",
+     "NVIDIA/TransformerEngine 178", "tp=2 sp=on overlap=ring", "p >= 2"},
+    {"linear_row", "ring_weight_gradient_of_own_block",
+     row_with<WeightGradientOfOwnBlock<RowParallel>>, "gradient", "forward,ledger",
+     "NVIDIA/TransformerEngine 178", "tp=4 sp=on overlap=ring", "p >= 2"},
+    {"linear_column", "ring_passed_kept_in_layer", column_with<PassedKeptInLayer>,
+     "accumulate,ledger", "forward,gradient,adjoint,repeat", "neighbour of input_kept_in_layer",
+     "tp=2 sp=on overlap=ring", "two forwards in flight"},
+};
+
+}  // namespace
+
+void controls_linear_ring(Registry& registry) { controls::add(registry, rows); }
+
+}  // namespace shardproof
