@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "oracle/comm/lockstep.hpp"
+#include "oracle/comm/standing.hpp"
 
 namespace shardproof {
 namespace {
@@ -203,6 +204,77 @@ TEST(Lockstep, PeersOfAShiftAgreeOnHopAndDtype) {
 TEST(Lockstep, PairsReadTheSameFromBothEnds) {
   Fingerprint low = calling(0, Op::shift, Reduce::none), high = calling(3, Op::all_reduce);
   EXPECT_EQ(*pairwise_mismatch(low, 12, high, 12), *pairwise_mismatch(high, 12, low, 12));
+}
+
+// ---- where ranks stand
+
+Trace standing_at(Op op, Trace::State state = Trace::waiting) {
+  Trace t;
+  t.state = state;
+  t.phase = Phase::backward;
+  t.op = op;
+  t.reduce = op == Op::all_reduce ? Reduce::sum : Reduce::none;
+  t.dtype = DType::f32;
+  t.hop = 1;
+  t.count = 12;
+  t.calls_in_phase = 2;
+  t.group_size = 4;
+  for (int i = 0; i < 4; ++i) t.members[i] = int16_t(2 * i);
+  std::snprintf(t.label, sizeof t.label, "cp");
+  std::snprintf(t.site, sizeof t.site, "ring.cpp:7");
+  return t;
+}
+
+TEST(Standing, RanksAndMembersAreListed) {
+  EXPECT_EQ(rank_list(std::vector{3}), "rank 3");
+  EXPECT_EQ(rank_list(std::vector{0, 2}), "ranks 0, 2");
+  EXPECT_EQ(member_text(std::vector{0, 1}), "{0,1}");
+  EXPECT_EQ(member_text(std::vector{4, 5, 6}), "{4-6}");
+  EXPECT_EQ(member_text(std::vector{0, 1, 3}), "{0,1,3}");
+  EXPECT_EQ(member_text(std::vector{2, 1, 0}), "{2,1,0}");
+}
+
+TEST(Standing, ACallNamesWhomItIsWith) {
+  EXPECT_EQ(last_call(2, standing_at(Op::shift)),
+            "shift -> 4 <- 0, 12 x f32, cp{0,2,4,6}, at ring.cpp:7");
+  EXPECT_EQ(last_call(0, standing_at(Op::shift)),
+            "shift -> 2 <- 6, 12 x f32, cp{0,2,4,6}, at ring.cpp:7");
+  EXPECT_EQ(last_call(0, standing_at(Op::broadcast)),
+            "broadcast from member 1, 12 x f32, cp{0,2,4,6}, at ring.cpp:7");
+  EXPECT_EQ(last_call(0, standing_at(Op::barrier)), "barrier, cp{0,2,4,6}, at ring.cpp:7");
+  EXPECT_EQ(last_call(0, Trace{}), "");
+}
+
+TEST(Standing, WhatARankDoesAndAfterWhichCall) {
+  const std::string call = "all_reduce sum, 12 x f32, cp{0,2,4,6}, at ring.cpp:7";
+  const auto said = [](Trace::State state, bool plural = false) {
+    return standing(0, standing_at(Op::all_reduce, state), plural);
+  };
+  EXPECT_EQ(said(Trace::waiting), "waits in call 2 of backward: " + call);
+  EXPECT_EQ(said(Trace::waiting, true), "wait in call 2 of backward: " + call);
+  EXPECT_EQ(said(Trace::running), "computes in backward after call 2; last: " + call);
+  EXPECT_EQ(said(Trace::running, true), "compute in backward after call 2; last: " + call);
+  EXPECT_EQ(said(Trace::left), "left backward after call 2; last: " + call);
+  EXPECT_EQ(said(Trace::dead), "died in backward after call 2; last: " + call);
+  Trace none;
+  EXPECT_EQ(standing(0, none), "computes, no call so far");
+  none.state = Trace::left;
+  EXPECT_EQ(standing(0, none), "left before any call");
+  none.state = Trace::dead;
+  EXPECT_EQ(standing(0, none), "died before any call");
+}
+
+TEST(Standing, RanksThatStandAlikeShareALine) {
+  const Trace wait = standing_at(Op::barrier), left = standing_at(Op::barrier, Trace::left);
+  EXPECT_EQ(standings({wait, left, wait}),
+            "ranks 0, 2 wait in call 2 of backward: barrier, cp{0,2,4,6}, at ring.cpp:7\n"
+            "rank 1 left backward after call 2; last: barrier, cp{0,2,4,6}, at ring.cpp:7");
+}
+
+TEST(Standing, ThePlaceIsInACallOrAfterOne) {
+  EXPECT_EQ(place(standing_at(Op::barrier)), "in call 2 of backward");
+  EXPECT_EQ(place(standing_at(Op::barrier, Trace::dead)), "in backward, after call 2");
+  EXPECT_EQ(place(Trace{}), "before its first call");
 }
 
 TEST(Group, IdentityFollowsFromMembersAndTheirOrder) {

@@ -19,6 +19,7 @@
 #include "oracle/case.hpp"
 #include "oracle/comm/arena.hpp"
 #include "oracle/comm/crowd.hpp"
+#include "oracle/comm/ledger.hpp"
 #include "oracle/comm/message_door.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/comm/transport_self_test.hpp"
@@ -1002,7 +1003,281 @@ TEST_P(Transports, BuffersThatDoNotFitAreRefusedBeforeTheyTravel) {
              "of f64 in host memory and met 3 of f64");
 }
 
+std::string refusal_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+// Each on the rank that asks, with nothing sent: the last call of all is met as the first one.
+TEST_P(Transports, EachWrongCallIsRefusedBeforeItTravels) {
+  const auto outcomes = run(spec(GetParam(), 2), [](RankHost& host) {
+    const Group world = everyone(host);
+    std::vector<double> in(4, 1), out(4), eight(8);
+    std::vector<float> other(4);
+    std::string wrong;
+    const auto refused = [&](const std::string& why, Call call, const View& from, const View& to) {
+      const std::string said = refusal_of([&] { host.door->start(call, from, to, nullptr); });
+      if (said != std::string(name(call.op)) + " at subject.cpp:5: " + why)
+        wrong += "expected '" + why + "' in " + said + "\n";
+    };
+    const auto expects = [](const std::string& which, const std::string& met) {
+      return "the transport expects `" + which +
+             "` to be 4 contiguous elements of f64 in host "
+             "memory and met " +
+             met;
+    };
+    const auto call = [&](Op op, Reduce reduce = Reduce::none, const Group* group = nullptr,
+                          int root = 0) {
+      return calling(op, reduce, group ? *group : world, in, 5, root);
+    };
+    const View a = view(in), b = view(out);
+    View strided = view_of(eight.data() ? reinterpret_cast<std::byte*>(eight.data()) : nullptr,
+                           DType::f64, {4});
+    strided.strides = {2};
+    View far = a;
+    far.space = Space::device;
+    const Call sum = call(Op::all_reduce, Reduce::sum);
+    refused(expects("in", "4 of f32"), sum, view(other), b);
+    refused(expects("in", "4 of f64, strided"), sum, strided, b);
+    refused(expects("in", "4 of f64, on a device"), sum, far, b);
+    refused(expects("out", "8 of f64"), sum, a, view(eight));
+    refused(expects("out", "8 of f64"), call(Op::broadcast), a, view(eight));
+    refused("the reduction `none` does not belong to this operation", call(Op::all_reduce), a, b);
+    refused("the reduction `sum` does not belong to this operation",
+            call(Op::all_gather, Reduce::sum), a, view(eight));
+    for (const int root : {-1, 2})
+      refused(fmt::format("root {} is not a member of 2", root),
+              call(Op::broadcast, Reduce::none, nullptr, root), a, b);
+    Call odd = call(Op::reduce_scatter, Reduce::sum);
+    odd.count = 3;
+    refused("3 elements cannot be cut into 2 blocks", odd, a, b);
+    Call exchange = call(Op::all_to_all);
+    exchange.send = {2, 2};
+    exchange.recv = {4};
+    refused("2 send and receive counts are expected, 2 and 1 met", exchange, a, b);
+    exchange.recv = {1, 3};
+    refused(expects("out", "8 of f64"), exchange, a, view(eight));
+    exchange.send = {4};
+    refused("2 send and receive counts are expected, 1 and 2 met", exchange, a, b);
+    const int me = host.rank, peer = 1 - me;
+    const Group of_peer = group_of({0, 1}, peer), beyond = group_of({me, 2}, me),
+                before = group_of({me, -1}, me);
+    for (const auto& [group, members, place] : {std::tuple{&of_peer, std::string("{0,1}"), peer},
+                                                {&beyond, fmt::format("{{{},2}}", me), 0},
+                                                {&before, fmt::format("{{{},-1}}", me), 0}})
+      refused(
+          fmt::format("a group of ranks 0 to 1 with rank {} at its place {} is expected, {} met",
+                      me, place, members),
+          call(Op::all_reduce, Reduce::sum, group), a, b);
+    Call nobody = sum;
+    nobody.group = nullptr;
+    refused("a group is expected", nobody, a, b);
+    const Ticket once = host.door->start(sum, a, b, nullptr);
+    host.door->wait(once, nullptr);
+    if (out != std::vector<double>(4, 2)) wrong += "a wrong sum\n";
+    if (refusal_of([&] { host.door->wait(once, nullptr); }).find("is not in flight") ==
+        std::string::npos)
+      wrong += "waited twice\n";
+    return wrong;
+  });
+  expect_all(outcomes, "");
+}
+
+// Slots are counted by group.
+TEST_P(Transports, AFullGroupLeavesTheOthersFree) {
+  const auto outcomes = run(spec(GetParam(), 2), [](RankHost& host) {
+    const Group world = everyone(host), back = group_of({1, 0}, host.rank, "back");
+    std::vector<double> in(1, 1), out(1);
+    const auto start = [&](const Group& group) {
+      return host.door->start(calling(Op::all_reduce, Reduce::sum, group, in, 8), view(in),
+                              view(out), nullptr);
+    };
+    std::vector<Ticket> tickets;
+    for (int c = 0; c < 64; ++c) tickets.push_back(start(world));
+    host.door->wait(start(back), nullptr);
+    for (const Ticket t : tickets) host.door->wait(t, nullptr);
+    return std::to_string(out[0]);
+  });
+  expect_all(outcomes, std::to_string(2.));
+}
+
+// Calls that nobody waited for, ranks that were released, a rank that threw: the next job finds
+// nothing of it, and its calls are counted from one.
+TEST_P(Transports, WhatAJobLeavesIsForgottenByTheNext) {
+  const auto world =
+      start_world(spec(GetParam(), 2), [](RankHost& host, std::span<const std::byte> job) {
+        const Group all = everyone(host);
+        const std::string what = text_of(job);
+        std::vector<double> in(20'000, host.rank + 1), out(20'000), one(1), sum(1);
+        if (what == "unwaited") {  // in every slot a call with a high number
+          for (int c = 0; c < 70; ++c) barrier(*host.door, all);
+          const Ticket large = host.door->start(calling(Op::all_reduce, Reduce::sum, all, in, 1),
+                                                view(in), view(out), nullptr);
+          for (int c = 0; c < 63; ++c)
+            host.door->start(calling(Op::all_reduce, Reduce::sum, all, one, 2), view(one),
+                             view(sum), nullptr);
+          if (host.rank == 0) host.door->wait(large, nullptr);
+          return bytes_of("done");
+        }
+        if (what == "released")
+          return bytes_of(released_or([&] {
+                            if (host.rank == 0) barrier(*host.door, all);
+                            return std::string("done");
+                          }).substr(0, 20));
+        if (what == "throws" && host.rank == 1) throw std::runtime_error("as asked");
+        if (what == "throws") return bytes_of("done");
+        const bool right = all_reduce(*host.door, all, in) == std::vector<double>(20'000, 3);
+        return bytes_of(right ? "right" : "wrong");
+      });
+  uint32_t number = 0;
+  const auto run = [&](const std::string& job) { return world->run(bytes_of(job), ++number, 30); };
+  for (const std::string before : {"unwaited", "released", "throws", "sum"}) {
+    const auto left = run(before);
+    EXPECT_EQ(text_of(left[0].record), before == "released" ? "released by deadlock"
+                                       : before == "sum"    ? "right"
+                                                            : "done");
+    EXPECT_EQ(left[1].end, before == "throws" ? RankOutcome::threw : RankOutcome::finished);
+    const auto outcomes = run("sum");
+    expect_all(outcomes, "right");
+    for (const RankOutcome& o : outcomes) EXPECT_EQ(o.trace.calls_in_phase, 1u) << before;
+  }
+}
+
+// The block of a call that one rank alone had begun is none of the next job's.
+TEST_P(Transports, AShiftOfTheJobBeforeIsNotReceived) {
+  const auto world =
+      start_world(spec(GetParam(), 2), [](RankHost& host, std::span<const std::byte> job) {
+        std::vector<int64_t> in(1, text_of(job) == "old" ? 7 : 8), out(1);
+        const Group all = everyone(host);
+        const bool old = text_of(job) == "old";
+        if (old && host.rank == 1) return bytes_of("done");
+        if (!old && host.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        const Ticket t = host.door->start(calling(Op::shift, Reduce::none, all, in, 1, 1), view(in),
+                                          view(out), nullptr);
+        if (old) return bytes_of("done");
+        host.door->wait(t, nullptr);
+        return bytes_of(std::to_string(out[0]));
+      });
+  expect_all(world->run(bytes_of("old"), 1, 30), "done");
+  expect_all(world->run(bytes_of("new"), 2, 30), "8");
+}
+
+// Without a ledger above the door it counts by itself, with one it counts nothing twice.
+TEST_P(Transports, CallsOfAPhaseAreCounted) {
+  for (const bool counted : {false, true}) {
+    const auto outcomes = run(spec(GetParam(), 2), [counted](RankHost& host) {
+      const Group world = everyone(host);
+      LedgerDoor ledger(*host.state, *host.door);
+      Door& door = counted ? static_cast<Door&>(ledger) : *host.door;
+      host.state->phase = Phase::forward;
+      for (int c = 0; c < 3; ++c) barrier(door, world);
+      const uint32_t before = host.trace->calls_in_phase;
+      host.state->phase = Phase::backward;
+      for (int c = 0; c < 2; ++c) barrier(door, world);
+      const std::vector<double> nothing;
+      Call far = calling(Op::barrier, Reduce::none, world, nothing, 9);
+      far.file = "some/where/subject.cpp";
+      std::vector<double> none;
+      door.wait(door.start(far, view(none), view(none), nullptr), nullptr);
+      return fmt::format("{} {} {}", before, host.trace->calls_in_phase, host.trace->site);
+    });
+    expect_all(outcomes, "3 3 subject.cpp:9");
+  }
+}
+
+// A rank without lockstep gets what was posted, and nothing that lies behind it.
+TEST_P(Transports, WithoutLockstepNoMoreArrivesThanWasSent) {
+  WorldSpec blind = spec(GetParam(), 2);
+  blind.lockstep = false;
+  const auto outcomes = run(blind, [](RankHost& host) {
+    std::vector<double> in(2, host.rank), out(4, -1);
+    const Group world = everyone(host);
+    const Call call = calling(Op::shift, Reduce::none, world, in, 1, 1);
+    host.door->wait(host.door->start(call, view(in), view(out), nullptr), nullptr);
+    const double peer = 1 - host.rank;
+    return std::string(out == std::vector<double>{peer, peer, -1, -1} ? "right" : "wrong");
+  });
+  expect_all(outcomes, "right");
+}
+
+// A call is overdue when nobody whom it waits for makes one: ranks 1 and 2 do, for twice as long.
+TEST_P(Transports, AMemberThatMakesOtherCallsIsWaitedFor) {
+  expect_with_some_deadline([&](double scale) -> std::string {
+    const auto outcomes = run(spec(GetParam(), 3, scale), [scale](RankHost& host) {
+      return released_or([&] {
+        const auto pause = std::chrono::duration<double>(scale);
+        for (int c = 0; c < 20 && host.rank > 0; ++c) {
+          barrier(*host.door, group_of({1, 2}, host.rank, "others"));
+          std::this_thread::sleep_for(pause);
+        }
+        barrier(*host.door, everyone(host));
+        return std::string("met");
+      });
+    });
+    for (const RankOutcome& o : outcomes)
+      if (text_of(o.record) != "met") return text_of(o.record) + o.text;
+    return "";
+  });
+}
+
+// A job that may last twice as long has calls that may, too. `calls`: none is late but the job.
+TEST(World, DeadlinesOfCallsAndJobsAreInProportion) {
+  for (const bool calls : {false, true})
+    expect_with_some_deadline([calls](double scale) -> std::string {
+      scale /= 3;
+      const auto world = start_world(spec("processes", 2, scale),
+                                     [calls](RankHost& host, std::span<const std::byte>) {
+                                       return bytes_of(released_or([&] {
+                                         for (; for_ever; usleep(1000))
+                                           if (host.rank == 0 || calls)
+                                             barrier(*host.door, everyone(host));
+                                         return std::string();
+                                       }));
+                                     });
+      const auto begin = std::chrono::steady_clock::now();
+      const auto outcomes = world->run({}, 1, 2 * case_deadline_seconds);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      const std::string due =
+          calls ? fmt::format("the job's deadline of {:g} s has passed", 60 * scale)
+                : fmt::format("no progress for {:.1f} s", 20 * scale);
+      const std::string said = text_of(outcomes[0].record) + outcomes[0].text;
+      if (said.find(due) == said.npos) return fmt::format("expected '{}' in {}", due, said);
+      return took.count() >= (calls ? 60 : 20) * scale ? "" : fmt::format("after {}", took.count());
+    });
+}
+
+// Of two ranks of one process that ends one called exit, and the other was in a call.
+TEST(World, ARankThatWaitsDidNotEndItsProcess) {
+  const auto outcomes = run(spec("threads", 2), [](RankHost& host) {
+    if (host.rank == 1) {
+      for (Trace other; other.state != Trace::waiting;) other = snapshot(of_the_rank_before(host));
+      _exit(3);
+    }
+    barrier(*host.door, everyone(host));
+    return std::string();
+  });
+  EXPECT_EQ(outcomes[0].end, RankOutcome::ended) << outcomes[0].text;
+  EXPECT_EQ(outcomes[1].end, RankOutcome::exited) << outcomes[1].text;
+  EXPECT_EQ(outcomes[1].code, 3);
+}
+
 // --- parents
+
+// Some programs start others with SIGCHLD ignored, and then the kernel keeps no wait status.
+TEST(World, HowARankEndsIsKnownToAParentThatIgnoredItsChildren) {
+  const auto before = signal(SIGCHLD, SIG_IGN);
+  const auto outcomes = run(spec("processes", 2), [](RankHost& host) {
+    if (host.rank == 1) _exit(3);
+    return std::string();
+  });
+  signal(SIGCHLD, before);
+  EXPECT_EQ(outcomes[1].end, RankOutcome::exited) << outcomes[1].text;
+  EXPECT_EQ(outcomes[1].code, 3);
+}
 
 TEST(World, RefusesWhatItCannotBe) {
   const RankMain nothing = [](RankHost&, std::span<const std::byte>) { return Bytes(); };
