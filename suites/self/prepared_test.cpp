@@ -306,6 +306,16 @@ TEST_F(Prepared, OneShotIsAnAnswerAndTheRestIsSkippedByName) {
             report.not_due.end());
 }
 
+// What reaches what is read off the passes of `mask`.
+TEST_F(Prepared, WithoutThePassesOfMaskCoverageIsSkippedToo) {
+  prepare("attention_ring cp=2", {"forward", "mask", "coverage"});
+  answer(folder, families(), {.change = [](int, auto& tensors) {
+           std::erase_if(tensors, [](auto& t) { return t.name.starts_with("shot"); });
+         }});
+  EXPECT_EQ(with(judged(folder, families()), Verdict::skipped),
+            (std::vector<std::string>{"mask", "coverage"}));
+}
+
 TEST_F(Prepared, OneCheckThatWasSkippedLeavesTheLaneOpen) {
   prepare("linear_row tp=2 sp=on");
   answer(folder, families());
@@ -527,6 +537,47 @@ TEST_F(Answered, EveryEditOfTheCaseShows) {
   expect_refused("case.json", {"expected what was prepared, met a text whose seal does not hold"});
 }
 
+TEST_F(Answered, AnEditOfTheCaseIsToldWithItsLine) {
+  const std::string all = text("case.json");
+  std::string edited = all;
+  edited.replace(edited.find("\"contract\": \"linear_row\""), 24, "\"contract\": \"linear_rox\"");
+  const auto line = 1 + std::count(all.begin(), all.begin() + long(all.find("\"contract\"")), '\n');
+  write("case.json", edited);
+  expect_refused("case.json", {fmt::format("in line {}, met", line), "rox", "edited after that"});
+}
+
+TEST_F(Answered, ACaseOfAnotherProgramOrFormatIsNamed) {
+  const std::string all = text("case.json");
+  std::string other = all;
+  const size_t at = other.find("\"shardproof\": \"") + 15;
+  other.insert(at, "9");
+  write("case.json", other);
+  expect_refused("case.json", {"by shardproof", "met version 2 by shardproof '9"});
+  other = all;
+  other.replace(other.find("shardproof.case"), 15, "shardproof.cast");
+  write("case.json", other);
+  expect_refused("case.json", {"the format 'shardproof.case'", "shardproof.cast"});
+}
+
+// Sealed, and with an input of one of two ranks.
+TEST_F(Answered, ACaseNamesAFileOfEachRank) {
+  const CaseFile c = read_case(folder, families());
+  write("case.json", case_text(c.plan, {c.files[0]}));
+  expect_refused("case.json", {"expected what was prepared"});
+}
+
+// A further pass is there on every rank, or on none.
+TEST_F(Answered, APassThatSomeRanksReturnedIsDueOnAll) {
+  prepare("linear_row tp=2 sp=on");
+  for (const int without : {0, 1}) {
+    answer(folder, families(), {.change = [&](int rank, auto& tensors) {
+             if (rank == without)
+               std::erase_if(tensors, [](auto& t) { return t.name.starts_with("shot1/"); });
+           }});
+    expect_refused(out_file(without), {"tensor 'shot1/", "none of that name"});
+  }
+}
+
 TEST_F(Answered, EveryEditOfAnInputNamesTheTensor) {
   const std::string all = text("rank1.in.safetensors");
   std::string edited = all;
@@ -745,6 +796,16 @@ TEST_F(Arrays, StandBesideTheOtherForm) {
   EXPECT_TRUE(with(judged(folder, families()), Verdict::failed).empty());
 }
 
+// Of a single dim that is longer than one both orders are the same.
+TEST_F(Arrays, ARowHasOneOrder) {
+  answer_by("linear_row tp=2 sp=on tokens=2", "", all_of_them);
+  const std::string all = text("rank1.y.npy");
+  std::vector<std::byte> row(7 * 8);
+  std::memcpy(row.data(), all.data() + all.size() - row.size(), row.size());
+  write("rank1.y.npy", npy("<f8", {1, 7}, row, /*fortran=*/true));
+  EXPECT_EQ(refusal(), "accepted");
+}
+
 TEST_F(Arrays, WhatIsWrongIsNamed) {
   answer_by("linear_row tp=2 sp=on", "", all_of_them);
   ASSERT_EQ(refusal(), "accepted");
@@ -819,6 +880,28 @@ TEST_F(Changed, CutShortIsNoCrash) {
                                 "that was cut short from {} to 4096 bytes; wait until its program "
                                 "has ended",
                                 path(name), whole));
+  }
+}
+
+// An array of numpy beside the rest of the answer, too.
+TEST_F(Changed, AnArrayThatIsCutShortIsTold) {
+  prepare("mapping_copy tp=2 tokens=64 hidden=32", {"forward"});
+  std::vector<std::byte> bytes;
+  answer(folder, families(), {.change = [&](int rank, auto& tensors) {
+           if (rank != 1) return;
+           bytes = named(tensors, "y")->bytes();
+           std::erase_if(tensors, [](auto& t) { return t.name == "y"; });
+         }});
+  write(npy_file(1, "y"), npy("<f8", {64, 32}, bytes));
+  ASSERT_EQ(refusal(), "accepted");
+  AtBegin progress([&] { fs::resize_file(path(npy_file(1, "y")), 4096); });
+  try {
+    judge_folder(folder, {}, families(), progress);
+    ADD_FAILURE() << "judged";
+  } catch (const BadInput& e) {
+    EXPECT_NE(std::string(e.what()).find("rank1.y.npy: expected a file that stays as it is"),
+              std::string::npos)
+        << e.what();
   }
 }
 
@@ -968,6 +1051,102 @@ Options rows_on_two_ranks() {
   options.ranks = {2};
   options.transports = {"processes"};
   return options;
+}
+
+// What is chosen holds for witnesses, too.
+TEST_F(Prepared, ABatteryHoldsWhatWasChosen) {
+  for (const std::vector<std::string>& dtypes : {std::vector<std::string>{}, {"bf16"}}) {
+    Options options = rows_on_two_ranks();
+    options.dtypes = dtypes;
+    fs::remove_all(folder);
+    const Battery b = prepare_battery(options, folder, families());
+    EXPECT_FALSE(b.members.empty());
+    for (const Member& m : b.members) {
+      const Case line = parse(m.line, families());
+      EXPECT_EQ(line.world(), 2) << m.line;
+      EXPECT_TRUE(dtypes.empty() || line.text("dtype") == dtypes[0]) << m.line;
+    }
+  }
+}
+
+TEST_F(Prepared, AFolderHoldsOneCaseOrOneBattery) {
+  const auto refused = [](const std::string& holds, const std::function<void()>& prepares) {
+    try {
+      prepares();
+      ADD_FAILURE() << "prepared beside " << holds;
+    } catch (const BadInput& e) {
+      EXPECT_NE(std::string(e.what()).find("a folder without a " + holds), std::string::npos)
+          << e.what();
+    }
+  };
+  const Case line = parse("linear_row tp=2", families());
+  const auto a_case = [&] { prepare_case(line, {"forward"}, folder, families()); };
+  const auto a_battery = [&] { prepare_battery(rows_on_two_ranks(), folder, families()); };
+  a_case();
+  refused("case.json", a_battery);
+  a_case();  // anew
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  write(battery_name, battery_text({}));
+  refused("battery.json", a_case);
+  refused("battery.json", a_battery);
+}
+
+// Three cases, each of one check.
+class SmallBattery : public Prepared {
+ protected:
+  SmallBattery() {
+    fs::remove_all(folder);
+    for (const char* check : {"forward", "gradient", "memory"}) {
+      const std::string name = fmt::format("{:03}.{}", members.size(), check);
+      members.push_back(
+          prepare_case(parse("linear_row tp=2", families()), {check}, folder / name, families()));
+      EXPECT_EQ(members.back().folder, name);
+    }
+    write(battery_name, battery_text(members));
+  }
+  std::vector<Member> members;
+};
+
+TEST_F(SmallBattery, IsAskedWhereACheckWasPrepared) {
+  const std::string said = refusal();
+  EXPECT_EQ(said.rfind(path("000.forward/rank0.out.safetensors"), 0), 0u) << said;
+  Progress silent;
+  Unjudged others;
+  try {
+    judge_folder(folder, {}, families(), silent, &others);
+    ADD_FAILURE() << "judged without an answer";
+  } catch (const BadInput& e) {
+    EXPECT_NE(std::string(e.what()).find("(000.forward, 001.gradient, 002.memory)"),
+              std::string::npos)
+        << e.what();
+  }
+  for (const Member& m : members) answer(folder / m.folder, families(), {.arguments = true});
+  EXPECT_EQ(judged(folder, families()).cases.size(), 3u);
+  Options options;
+  options.checks = {"gradient"};
+  const Report report = judge_folder(folder, options, families(), silent);
+  ASSERT_EQ(report.cases.size(), 1u);
+  EXPECT_EQ(with(report, Verdict::passed), std::vector<std::string>{"gradient"});
+  EXPECT_EQ(exit_code(report), 0);
+}
+
+TEST_F(SmallBattery, LiesInFoldersBesideIt) {
+  for (const char* elsewhere : {"..", "../000.forward", "000.forward/x", "/tmp"}) {
+    std::vector<Member> moved = members;
+    moved[1].folder = elsewhere;
+    write(battery_name, battery_text(moved));
+    expect_refused(battery_name, {"folders beside it", elsewhere});
+  }
+  std::string edited = battery_text(members);
+  edited.replace(edited.find("linear_row tp=2"), 15, "linear_row tp=3");
+  write(battery_name, edited);
+  expect_refused(battery_name, {"edited after that"});
+  std::vector<Member> fewer(members.begin() + 1, members.end());
+  fewer[0].digest = members[2].digest;
+  write(battery_name, battery_text(fewer));
+  for (const Member& m : members) answer(folder / m.folder, families());
+  expect_refused("001.gradient/case.json", {"folders of two batteries are mixed"});
 }
 
 // What a program computes in goes into every line that does not say it.
