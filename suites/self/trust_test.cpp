@@ -125,6 +125,22 @@ TEST(Records, ThatWereWrittenOverInSharedMemoryAreToldAsSuch) {
       << c.findings[0].message;
 }
 
+// Two die, each by itself.
+TEST(Records, OfRanksThatDieTheFirstIsNamedAndAllAreListed) {
+  const RankMain main = [](RankHost& host, std::span<const std::byte>) -> std::vector<std::byte> {
+    if (host.rank == 1 || host.rank == 2) raise(SIGKILL);
+    return {};
+  };
+  const Judged j = planted::judge(planted::line_of(small, ""), {"forward", "ledger"}, main);
+  ASSERT_EQ(j.result.checks.size(), 2u);
+  for (const CheckResult& c : j.result.checks) {
+    EXPECT_EQ(c.verdict, Verdict::crashed);
+    EXPECT_EQ(c.findings.at(0).rank, 1);
+    EXPECT_EQ(c.findings.at(0).ranks, (std::vector{1, 2}));
+    EXPECT_TRUE(c.findings.at(0).message.starts_with("rank 1 ")) << c.findings.at(0).message;
+  }
+}
+
 // ---- The harness under a rank
 
 std::string no_judgement_of(const std::function<Judged()>& judge) {
@@ -469,6 +485,109 @@ TEST(AGate, GivesABrokenRunNoSecondChance) {
   EXPECT_EQ(outcome_of(late, "smoke"), ControlResult::caught);
 }
 
+Report with_controls(const Registry& r, const std::string& tier = "ci") {
+  Options o = plain(1);
+  o.controls = true;
+  o.tier = tier;
+  Progress silent;
+  return run_gate(o, r, silent);
+}
+
+const ControlResult& named_control(const Report& report, const std::string& name) {
+  for (const ControlResult& c : report.controls)
+    if (c.name == name) return c;
+  throw std::runtime_error("no control " + name);
+}
+
+Registry sound_with(const Control& control, Declared declared = planted::forward_only()) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  r.add(Subject{"", "sound", planted::forward(planted::reduced), declared});
+  r.add(control);
+  return r;
+}
+
+// Where code of its family fails by itself, a control that shows nothing of its own may have met
+// that, and the failure is what is told.
+TEST(AGate, BlamesTheFailureOfAFamilyForWhatItsControlsDoNotShow) {
+  Control idle = off("sound tp=2 tokens=3 hidden=7"), noisy = idle;
+  idle.make = planted::forward(planted::reduced);
+  noisy.silent = "memory";
+  noisy.make = planted::forward([](Rank& rank, const View& in, const View& out) {
+    planted::own_block(rank, in, out);
+    in.data[0] ^= std::byte(1);
+  });
+  for (const auto& [control, alone] :
+       {std::pair{idle, ControlResult::escaped}, {noisy, ControlResult::wrong_check}}) {
+    Registry r = sound_with(control);
+    const Report healthy = with_controls(r);
+    EXPECT_EQ(named_control(healthy, "off").outcome, alone);
+    EXPECT_EQ(exit_code(healthy), 3);
+    fails(r, "sound");
+    const Report failing = with_controls(r);
+    const ControlResult& open = named_control(failing, "off");
+    EXPECT_EQ(open.outcome, ControlResult::unjudged);
+    EXPECT_TRUE(holds(open.reason, "sound_off tp=2 tokens=3 hidden=5 fails by itself"))
+        << open.reason;
+    EXPECT_EQ(exit_code(failing), 1) << closing(failing);
+  }
+}
+
+// However many controls are compared with it.
+TEST(AGate, TellsATwinThatFailsOnce) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  r.add(Subject{"", "sound", planted::forward([](Rank& rank, const View& in, const View& out) {
+                  rank.line().at("hidden") == 7 ? planted::own_block(rank, in, out)
+                                                : planted::reduced(rank, in, out);
+                }),
+                planted::forward_only()});
+  Control first = off("sound tp=2 tokens=3 hidden=7"), second = first;
+  second.name = "off_too";
+  r.add(first);
+  r.add(second);
+  const Report report = with_controls(r);
+  EXPECT_EQ(std::count_if(report.cases.begin(), report.cases.end(),
+                          [](const CaseResult& c) { return holds(c.line, "hidden=7"); }),
+            1);
+  for (const char* control : {"off", "off_too"})
+    EXPECT_EQ(named_control(report, control).outcome, ControlResult::unjudged);
+  EXPECT_EQ(exit_code(report), 1);
+}
+
+// Calls that do not pass the door cannot be broken there.
+TEST(AGate, BreaksNoCallsOfASubjectThatTalksByItself) {
+  const Control broken = off("sound tp=2 tokens=3 hidden=7");
+  const auto operators = [](const Report& report) {
+    return std::count_if(report.controls.begin(), report.controls.end(),
+                         [](const ControlResult& c) { return !c.kind.empty(); });
+  };
+  EXPECT_GT(operators(with_controls(sound_with(broken))), 0);
+  Declared by_itself = planted::forward_only();
+  by_itself.own_communication = true;
+  EXPECT_EQ(operators(with_controls(sound_with(broken, by_itself))), 0);
+}
+
+// A failing case runs again, to say whether it always fails.
+TEST(AGate, SaysWhetherAFailureIsSteady) {
+  for (const bool always : {true, false}) {
+    Registry r;
+    r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+    const auto runs = std::make_shared<Turns>();
+    r.add(Subject{"", "sound",
+                  planted::forward([runs, always](Rank& rank, const View& in, const View& out) {
+                    always || runs->next() < 2 ? planted::own_block(rank, in, out)
+                                               : planted::reduced(rank, in, out);
+                  }),
+                  planted::forward_only()});
+    Progress silent;
+    const Report report = run_gate(plain(1), r, silent);
+    EXPECT_EQ(exit_code(report), 1);
+    EXPECT_TRUE(of(report, "sound").steady_known);
+    EXPECT_EQ(of(report, "sound").steady, always);
+  }
+}
+
 TEST(AGate, LeavesAControlOpenWhereItsTwinThrows) {
   Registry r = with_contracts({{"throws", [](Contract& c) {
                                   ends(c, [] { throw std::runtime_error("a reference at odds"); });
@@ -495,6 +614,22 @@ TEST(AGate, KeepsItsVerdictsWhereAProcessOfItEnds) {
   const CheckResult& lost = of(report, "ends").checks.at(0);
   EXPECT_EQ(lost.verdict, Verdict::untested);
   EXPECT_TRUE(holds(lost.note, "ended before it was through, with status 7")) << lost.note;
+  EXPECT_EQ(exit_code(report), 3);
+}
+
+TEST(AGate, KnowsOfTheControlsThatWereLostWithAProcess) {
+  Registry r = with_contracts(
+      {{"sound", nullptr}, {"ends", [](Contract& c) { ends(c, [] { _exit(7); }); }}});
+  r.add(off("ends tp=2 tokens=3 hidden=5"));
+  Options o = plain(2);
+  o.controls = true;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  const ControlResult& lost = named_control(report, "off");
+  EXPECT_EQ(lost.outcome, ControlResult::unjudged);
+  EXPECT_TRUE(holds(lost.reason, "due, and left no record")) << lost.reason;
+  EXPECT_EQ(lost.expected_check, "forward");
+  EXPECT_FALSE(report.complete);
   EXPECT_EQ(exit_code(report), 3);
 }
 
