@@ -237,8 +237,8 @@ TEST(Due, NothingLeftIsNoSelection) {
   f64_only.storage = {DType::f64};
   Options bf16 = smoke();
   bf16.dtypes = {"bf16"};
-  const std::string why = refused(bf16, with(named("mine", "linear_column", f64_only)));
-  EXPECT_NE(why.find("linear_column subject=mine: dtype=bf16"), std::string::npos) << why;
+  const std::string why = refused(bf16, with(named("mine", "mlp", f64_only)));
+  EXPECT_NE(why.find("mlp subject=mine: dtype=bf16"), std::string::npos) << why;
 }
 
 TEST(Due, SubjectsThatCannotBeJudgedAreRefused) {

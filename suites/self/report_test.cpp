@@ -753,7 +753,7 @@ TEST(Closing, TriesTheShortestLineThatCaughtABug) {
 }
 
 TEST(Headline, IsTheCheckThatSaysMost) {
-  const Verdict most_first[] = {Verdict::crashed, Verdict::hung,     Verdict::failed,
+  const Verdict most_first[] = {Verdict::crashed, Verdict::failed,   Verdict::hung,
                                 Verdict::vacuous, Verdict::untested, Verdict::skipped,
                                 Verdict::passed};
   CaseResult c = healthy();
