@@ -339,15 +339,15 @@ std::map<std::string, std::set<int>> asked_on(const Registry& registry, const Co
 // By their names, where some have what is asked, else by all that `list` looks at.
 std::vector<Contract> shown_in_table(const Registry& registry, const Asked& pattern) {
   std::vector<Contract> named, said;
+  for (const Contract& c : registry.contracts())
+    if (pattern.selects({{c.name, c.family}, {}})) named.push_back(c);
+  if (!named.empty()) return named;
   for (const Contract& c : registry.contracts()) {
     Listed entry = listed_as(registry, c);
     entry.add(parts_of(registry, c));
-    if (pattern.selects({{c.name, c.family}, {}}))
-      named.push_back(c);
-    else if (named.empty() && pattern.selects(entry))
-      said.push_back(c);
+    if (pattern.selects(entry)) said.push_back(c);
   }
-  return named.empty() ? said : named;
+  return said;
 }
 
 }  // namespace

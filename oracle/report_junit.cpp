@@ -10,6 +10,7 @@
 #include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof {
 
@@ -23,8 +24,6 @@ struct TestCase {
   enum { passed, failure, skipped } what = passed;
   std::string type, message, text;
 };
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 std::string xml_of(const TestCase& t) {
   std::string xml = fmt::format("    <testcase classname=\"{}\" name=\"{}\" time=\"{:.3f}\"",

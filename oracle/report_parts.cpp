@@ -83,9 +83,11 @@ bool lets_pass(const std::string& verdict) {
 
 namespace {
 
-// A margin that is no number proves least.
-bool weaker(const ControlResult& a, const ControlResult& b) {
-  return !std::isnan(b.margin) && !(a.margin >= b.margin);
+// `weakest`: of the controls that are caught by a margin, the one that proves least; a margin that
+// is no number does.
+void keep_weakest(const ControlResult*& weakest, const ControlResult& c) {
+  if (c.outcome != ControlResult::caught || c.exact) return;
+  if (!weakest || (!std::isnan(weakest->margin) && !(c.margin >= weakest->margin))) weakest = &c;
 }
 
 }  // namespace
@@ -109,8 +111,7 @@ std::vector<Family> families(const Report& report) {
     f.contracts.insert(c.contract);
     f.seconds += c.seconds;
     count(c, f.counts);
-    if (c.outcome == ControlResult::caught && !c.exact && (!f.weakest || weaker(c, *f.weakest)))
-      f.weakest = &c;
+    keep_weakest(f.weakest, c);
   }
   return all;
 }
@@ -326,9 +327,7 @@ std::vector<Broken> operators(const Report& report) {
                               [&](auto& b) { return b.family == c.family && b.name == c.kind; });
     if (known == all.end()) known = all.insert(all.end(), {c.family, c.kind, {}, nullptr});
     count(c, known->counts);
-    if (c.outcome == ControlResult::caught && !c.exact &&
-        (!known->weakest || weaker(c, *known->weakest)))
-      known->weakest = &c;
+    keep_weakest(known->weakest, c);
   }
   return all;
 }

@@ -27,6 +27,8 @@ inline std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 template <class T>
 bool contains(const std::vector<T>& list, const std::type_identity_t<T>& one) {
   return std::find(list.begin(), list.end(), one) != list.end();

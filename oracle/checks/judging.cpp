@@ -13,6 +13,7 @@
 #include "oracle/checks/pieces.hpp"
 #include "oracle/checks/wide.hpp"
 #include "oracle/drawn.hpp"
+#include "oracle/words.hpp"
 
 namespace shardproof::judging {
 
@@ -86,7 +87,10 @@ int step_of(const Shot& shot, std::string_view word) {
   return -1;
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+// Behind the first line of a job's deadline is where every rank stood: the case says that once.
+std::string why_released(const ShotRecord& r) {
+  return r.cause == Released::overdue ? first_line(r.text) : r.text;
+}
 
 std::string what_ended(const ShotRecord& r) {
   switch (r.status) {
@@ -95,7 +99,7 @@ std::string what_ended(const ShotRecord& r) {
     case ShotRecord::rejected:
       return "rejected the line: " + r.text;
     case ShotRecord::released:
-      return "was released: " + (r.cause == Released::overdue ? first_line(r.text) : r.text);
+      return "was released: " + why_released(r);
     case ShotRecord::threw:
       return "threw: " + r.text;
     case ShotRecord::infrastructure:

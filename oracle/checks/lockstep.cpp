@@ -52,9 +52,8 @@ void find_released(const Evidence& e, std::vector<Finding>& findings) {
       if (s >= e.ranks[size_t(r)].shots.size()) continue;
       const ShotRecord& record = e.record(r, int(s));
       if (record.status != ShotRecord::released) continue;
-      const bool overdue = record.cause == Released::overdue;
-      const std::string message = fmt::format(
-          "in '{}': {}", e.shots[s].name, overdue ? judging::first_line(record.text) : record.text);
+      const std::string message =
+          fmt::format("in '{}': {}", e.shots[s].name, judging::why_released(record));
       auto known = std::find_if(findings.begin(), findings.end(),
                                 [&](const Finding& f) { return f.message == message; });
       if (known != findings.end()) {
@@ -66,7 +65,7 @@ void find_released(const Evidence& e, std::vector<Finding>& findings) {
       f.means = meaning(e, int(s), record.cause);
       f.rank = r;
       f.ranks = {r};
-      f.overdue = overdue;
+      f.overdue = record.cause == Released::overdue;
       f.ratio = std::numeric_limits<double>::infinity();
       findings.push_back(std::move(f));
     }
