@@ -63,18 +63,17 @@ void ask_for_too_much() {
   ::operator delete(::operator new(bytes));
 }
 
+void sleep_for_ever() {
+  while (for_ever) pause();
+}
+
 // By a process that it did not ask.
 void wait_for_the_killer() {
   if (fork() == 0) {
     kill(getppid(), SIGKILL);
     _exit(0);
   }
-  while (for_ever) pause();
-}
-
-void loop_for_ever() {
-  while (for_ever) {
-  }
+  sleep_for_ever();
 }
 
 Deserved crashed(int rank, std::vector<std::string> words) {
@@ -127,7 +126,7 @@ std::vector<Plant> ranks() {
        {crashed(2, {"SIGKILL", "forward, after call 1: all_reduce sum"})}},
       {"never_arrives",
        small,
-       after_one_call(2, loop_for_ever),
+       after_one_call(2, sleep_for_ever),
        {{"forward",
          Verdict::hung,
          2,
