@@ -6,14 +6,38 @@
 #include "primitives/rows.hpp"
 
 namespace shardproof::primitives {
+namespace {
+
+bool overlaps(const Communicator& tp, const Case& line, const char* how) {
+  return tp.size() > 1 && line.has("overlap") && line.text("overlap") == how;
+}
+int chunks_over(const Communicator& tp, const Case& line) {
+  return overlaps(tp, line, "chunks") ? int(line.at("chunks")) : 1;
+}
+
+}  // namespace
+
 Parallel::Parallel(Rank& r)
     : rank(r),
       tp(r.along(Axis::tp)),
       sp(r.line().has("sp") && r.line().on("sp")),
-      ring(tp.size() > 1 && r.line().has("overlap") && r.line().text("overlap") == "ring"),
+      ring(overlaps(tp, r.line(), "ring")),
+      chunks(chunks_over(tp, r.line())),
       storage(r.line().dtype()),
       accumulate(accumulation_of(r.line())),
       wire(type_of_key(r.line(), "wire", storage)) {}
+
+void TokenCalls::gather(Parallel& p, const View& own, const TokenChunks::Rows& multiply) const {
+  if (!p.ring) return chunks_->gather(p, own, multiply);
+  ring_->gather(p, own,
+                [&](int owner, const View& block) { multiply(owner * block.shape[0], block); });
+}
+
+void TokenCalls::reduce(Parallel& p, const TokenChunks::Rows& product, const View& sum) const {
+  if (!p.ring) return chunks_->reduce(p, product, sum);
+  ring_->reduce(
+      p, [&](int owner, const View& part) { product(owner * part.shape[0], part); }, sum);
+}
 
 View fresh_gradient(Parallel& p, const View& gradient) {
   return gradient.data ? p.workspace(p.accumulate, gradient.shape) : gradient;

@@ -10,7 +10,8 @@
 //                    db summed over tp, since each rank has seen its own tokens only
 //
 // With overlap=ring every gather and every reduce-scatter over tokens is p-1 shifts, each under way
-// while a block is multiplied (token_ring.hpp).
+// while a block is multiplied (token_ring.hpp); with overlap=chunks these and the all-reduces are
+// cut into `chunks` calls, each under way while another chunk is multiplied (token_chunks.hpp).
 //
 // Products are accumulated in f32 (f64 where storage or acc= says so), stored once; sums between
 // ranks travel in the wire type. Over dp and cp nothing is summed: parameter gradients stay
@@ -23,6 +24,7 @@
 
 #include "oracle/subject.hpp"
 #include "primitives/calls.hpp"
+#include "primitives/token_chunks.hpp"
 #include "primitives/token_ring.hpp"
 #include "primitives/work.hpp"
 
@@ -32,10 +34,12 @@ namespace shardproof::primitives {
 struct Parallel {
   Rank& rank;
   Communicator& tp;
-  bool sp, ring;  // ring: over several ranks, as overlap= says
+  bool sp, ring;  // ring, chunks: over several ranks, as overlap= says
+  int chunks;     // 1: whole
   DType storage, accumulate, wire;
 
   explicit Parallel(Rank&);
+  bool taken_apart() const { return ring || chunks > 1; }
   // Type of a sum that is still partial: with one rank nothing travels and nothing is rounded.
   DType partial() const { return tp.size() == 1 ? accumulate : wire; }
   View workspace(DType dtype, std::vector<int64_t> shape) {
@@ -53,10 +57,23 @@ View block_of(const Parallel&, const View& whole, int dim, int owner);
 View own_block(const Parallel&, const View& whole, int dim);
 std::vector<int64_t> with_extent(std::vector<int64_t> shape, int dim, int64_t extent);
 
+// The calls over tokens, taken apart as overlap= says.
+class TokenCalls {
+ public:
+  explicit TokenCalls(std::unique_ptr<TokenRing> ring = std::make_unique<TokenRing>(),
+                      std::unique_ptr<TokenChunks> chunks = std::make_unique<TokenChunks>())
+      : ring_(std::move(ring)), chunks_(std::move(chunks)) {}
+  void gather(Parallel&, const View& own, const TokenChunks::Rows& multiply) const;
+  void reduce(Parallel&, const TokenChunks::Rows& product, const View& sum) const;
+
+ private:
+  std::unique_ptr<TokenRing> ring_;
+  std::unique_ptr<TokenChunks> chunks_;
+};
+
 class ColumnParallel {
  public:
-  explicit ColumnParallel(std::unique_ptr<TokenRing> ring = std::make_unique<TokenRing>())
-      : ring_(std::move(ring)) {}
+  explicit ColumnParallel(TokenCalls calls = TokenCalls()) : calls_(std::move(calls)) {}
   virtual ~ColumnParallel() = default;
   // x [..,i], [T/p] of its tokens under sp; w [o/p,i]; b [o/p] or no data; y [T,o/p].
   void forward(Parallel&, const View& x, const View& w, const View& b, const View& y);
@@ -68,21 +85,20 @@ class ColumnParallel {
   virtual void weight_gradient(Parallel&, const View& x, const View& g, const View& dw);
   virtual void reduce_input_gradient(Parallel&, const View& partial, const View& dx);
   View whole_input(Parallel&, const View& x);  // gathered over tokens under sp
-  // In a ring: Y's rows of each block that passes; dW = sum of G_b^T X_b, one block b after
+  // Taken apart: Y's rows of each block that comes; dW = sum of G_b^T X_b, one block b after
   // another.
   virtual void multiply_passing(Parallel&, const View& x, const View& w, const View& b,
                                 const View& y);
   virtual void add_passing(Parallel&, const View& x, const View& g, const View& sum);
-  const TokenRing& ring() const { return *ring_; }
+  const TokenCalls& calls() const { return calls_; }
 
  private:
-  std::unique_ptr<TokenRing> ring_;
+  TokenCalls calls_;
 };
 
 class RowParallel {
  public:
-  explicit RowParallel(std::unique_ptr<TokenRing> ring = std::make_unique<TokenRing>())
-      : ring_(std::move(ring)) {}
+  explicit RowParallel(TokenCalls calls = TokenCalls()) : calls_(std::move(calls)) {}
   virtual ~RowParallel() = default;
   // x [T,i/p]; w [o,i/p]; b [o] or no data; y [T,o], [T/p,o] under sp.
   void forward(Parallel&, const View& x, const View& w, const View& b, const View& y);
@@ -97,14 +113,14 @@ class RowParallel {
                               const View& dx);
   virtual void bias_gradient(Parallel&, const View& g, const View& whole, const View& db);
   void reduce_bias_gradient(Parallel&, const View& local, Communicator&, const View& db);
-  // In a ring: Z's rows are summed from rank to rank; dX's rows and dW of each block that passes.
-  virtual void sum_in_ring(Parallel&, const View& x, const View& w, const View& b, const View& y);
+  // Taken apart: Z's rows are made block by block; dX's rows and dW of each block that comes.
+  virtual void sum_blocks(Parallel&, const View& x, const View& w, const View& b, const View& y);
   virtual void add_passing(Parallel&, const View& g, const View& x, const View& sum);
 
  private:
-  void differentiate_in_ring(Parallel&, const View& x, const View& w, const View& g, const View& dx,
-                             const View& dw);
-  std::unique_ptr<TokenRing> ring_;
+  void differentiate_blocks(Parallel&, const View& x, const View& w, const View& g, const View& dx,
+                            const View& dw);
+  TokenCalls calls_;
 };
 
 // Runs `backward` on gradients of one microbatch: those of inputs 1, 2, ... (parameters) are fresh

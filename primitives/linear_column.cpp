@@ -13,14 +13,14 @@ View ColumnParallel::whole_input(Parallel& p, const View& x) {
 
 void ColumnParallel::forward(Parallel& p, const View& x, const View& w, const View& b,
                              const View& y) {
-  if (p.ring) return multiply_passing(p, x, w, b, y);
+  if (p.sp && p.taken_apart()) return multiply_passing(p, x, w, b, y);
   gemm(plain(whole_input(p, x)), turned(w), y, p.accumulate, &b);
 }
 
 void ColumnParallel::multiply_passing(Parallel& p, const View& x, const View& w, const View& b,
                                       const View& y) {
-  ring_->gather(p, x, [&](int owner, const View& block) {
-    gemm(plain(block), turned(w), block_of(p, y, 0, owner), p.accumulate, &b);
+  calls_.gather(p, x, [&](int64_t first, const View& block) {
+    gemm(plain(block), turned(w), y.narrow(0, first, block.shape[0]), p.accumulate, &b);
   });
 }
 
@@ -29,12 +29,12 @@ void ColumnParallel::backward(Parallel& p, const View& x, const View& w, const V
   if (dw.data) weight_gradient(p, x, g, dw);
   if (db.data) column_sums(g, db, p.accumulate);
   if (!dx.data) return;
-  if (p.ring) {
-    const auto product = [&](int owner, const View& part) {
-      gemm(plain(block_of(p, g, 0, owner)), plain(w), part, p.accumulate);
+  if (p.taken_apart()) {
+    const auto product = [&](int64_t first, const View& part) {
+      gemm(plain(g.narrow(0, first, part.shape[0])), plain(w), part, p.accumulate);
     };
     const View sum = p.workspace(p.wire, dx.shape);
-    ring_->reduce(p, product, sum);
+    calls_.reduce(p, product, sum);
     return convert(sum, dx);
   }
   const View partial = p.workspace(p.partial(), with_extent(g.shape, last(g), w.shape[1]));
@@ -43,11 +43,11 @@ void ColumnParallel::backward(Parallel& p, const View& x, const View& w, const V
 }
 
 void ColumnParallel::weight_gradient(Parallel& p, const View& x, const View& g, const View& dw) {
-  if (!p.ring) return gemm(turned(g), plain(whole_input(p, x)), dw, p.accumulate);
+  if (!p.sp || !p.taken_apart()) return gemm(turned(g), plain(whole_input(p, x)), dw, p.accumulate);
   const View sum = p.workspace(p.accumulate, dw.shape);
   set_zero(sum);
-  ring_->gather(p, x, [&](int owner, const View& block) {
-    add_passing(p, block, block_of(p, g, 0, owner), sum);
+  calls_.gather(p, x, [&](int64_t first, const View& block) {
+    add_passing(p, block, g.narrow(0, first, block.shape[0]), sum);
   });
   convert(sum, dw);
 }

@@ -7,14 +7,35 @@
 namespace shardproof::primitives {
 namespace {
 
+// Rows of dim 0 of what each rank gives to a call over tokens, or gets from it.
+int64_t rows_of_call(const Case& line) {
+  const int64_t tokens = line.at("seq") > 0 ? line.at("seq") : line.at("tokens");
+  return tokens / (int64_t(line.ranks(Axis::dp)) * line.ranks(Axis::cp) *
+                   (line.on("sp") ? line.ranks(Axis::tp) : 1));
+}
+
+Refusal chunks(const Case& line) {
+  const bool cut = line.text("overlap") == "chunks";
+  const int64_t n = line.at("chunks"), rows = rows_of_call(line);
+  return first_refusal(when(cut && n < 2, "chunks of at least 2 with overlap=chunks",
+                            said(line, "chunks"), "leave chunks out for 2, or leave overlap out"),
+                       when(!cut && n != 1, "overlap=chunks with " + said(line, "chunks"),
+                            said(line, "overlap"), "write overlap=chunks, or leave chunks out"),
+                       when(cut && n > rows,
+                            "at most as many chunks as a rank has rows in a call over tokens, " +
+                                std::to_string(rows),
+                            said(line, "chunks"), "use fewer chunks or more tokens"));
+}
+
 Refusal attributes(const Case& line) {
   return first_refusal(
+      chunks(line),
       when(line.on("skip_bias_add") && !line.on("bias"), "bias=on with skip_bias_add=on",
            "bias=off", "there is no bias to hand back: leave one of them out"),
       when(line.on("frozen") && !line.on("input_grad"), "input_grad=on with frozen=on",
            "input_grad=off", "no gradient is left to compute: leave one of them out"),
       when(
-          line.text("overlap") != "off" && !line.on("sp"), "sp=on with " + said(line, "overlap"),
+          line.text("overlap") == "ring" && !line.on("sp"), "sp=on with " + said(line, "overlap"),
           "sp=off",
           "what goes round the ring are the ranks' blocks of tokens: write sp=on, or leave overlap "
           "out"));

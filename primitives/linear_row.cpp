@@ -5,7 +5,7 @@
 namespace shardproof::primitives {
 
 void RowParallel::forward(Parallel& p, const View& x, const View& w, const View& b, const View& y) {
-  if (p.ring) return sum_in_ring(p, x, w, b, y);
+  if (p.taken_apart()) return sum_blocks(p, x, w, b, y);
   const View z = p.workspace(p.partial(), with_extent(x.shape, last(x), w.shape[0]));
   partial_product(p, x, w, z);
   reduce_and_add_bias(p, z, b, y);
@@ -24,20 +24,20 @@ void RowParallel::reduce_and_add_bias(Parallel& p, const View& z, const View& b,
   add_row(sum, b, y, p.accumulate);
 }
 
-void RowParallel::sum_in_ring(Parallel& p, const View& x, const View& w, const View& b,
-                              const View& y) {
-  const auto product = [&](int owner, const View& part) {
-    partial_product(p, block_of(p, x, 0, owner), w, part);
+void RowParallel::sum_blocks(Parallel& p, const View& x, const View& w, const View& b,
+                             const View& y) {
+  const auto product = [&](int64_t first, const View& part) {
+    partial_product(p, x.narrow(0, first, part.shape[0]), w, part);
   };
   const View sum = p.workspace(p.wire, y.shape);
-  ring_->reduce(p, product, sum);
+  calls_.reduce(p, product, sum);
   add_row(sum, b, y, p.accumulate);
 }
 
 void RowParallel::backward(Parallel& p, const View& x, const View& w, const View& g, const View& dx,
                            const View& dw, const View& db) {
-  if (p.ring) {
-    if (dx.data || dw.data) differentiate_in_ring(p, x, w, g, dx, dw);
+  if (p.sp && p.taken_apart()) {
+    if (dx.data || dw.data) differentiate_blocks(p, x, w, g, dx, dw);
     if (db.data) bias_gradient(p, g, g, db);
     return;
   }
@@ -51,13 +51,14 @@ void RowParallel::backward(Parallel& p, const View& x, const View& w, const View
   if (db.data) bias_gradient(p, g, whole, db);
 }
 
-void RowParallel::differentiate_in_ring(Parallel& p, const View& x, const View& w, const View& g,
-                                        const View& dx, const View& dw) {
+void RowParallel::differentiate_blocks(Parallel& p, const View& x, const View& w, const View& g,
+                                       const View& dx, const View& dw) {
   const View sum = dw.data ? p.workspace(p.accumulate, dw.shape) : View{};
   if (sum.data) set_zero(sum);
-  ring_->gather(p, g, [&](int owner, const View& block) {
-    if (dx.data) input_gradient(p, g, block, w, block_of(p, dx, 0, owner));
-    if (sum.data) add_passing(p, block, block_of(p, x, 0, owner), sum);
+  calls_.gather(p, g, [&](int64_t first, const View& block) {
+    const int64_t rows = block.shape[0];
+    if (dx.data) input_gradient(p, g, block, w, dx.narrow(0, first, rows));
+    if (sum.data) add_passing(p, block, x.narrow(0, first, rows), sum);
   });
   if (sum.data) convert(sum, dw);
 }

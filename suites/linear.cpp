@@ -218,13 +218,45 @@ void go_round(std::vector<Traffic>& due, const Local& l, bool backward, int64_t 
   hop.hop = 1;
   due.insert(due.end(), size_t(l.p - 1), hop);
 }
-// A product of all tokens, or one of each block of them.
+// Calls over tokens are cut into chunks of the n rows that a rank gives or gets, products likewise.
+bool in_chunks(const Case& c) { return c.has("overlap") && c.text("overlap") == "chunks"; }
+int64_t rows_of_call(const Case& c, const Local& l) {
+  const int64_t batch = c.at("seq") > 0 ? c.at("batch") : 1;
+  return l.tokens / batch / (l.sp ? l.p : 1);
+}
+std::vector<int64_t> rows_of_chunks(const Case& c, const Local& l) {
+  const int64_t n = rows_of_call(c, l), chunks = c.at("chunks");
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < chunks; ++i) rows.push_back(n / chunks + (i < n % chunks));
+  return rows;
+}
+void add_call(std::vector<Traffic>& due, const Case& c, const Local& l, const Traffic& whole) {
+  if (!in_chunks(c)) return due.push_back(whole);
+  for (int64_t rows : rows_of_chunks(c, l)) {
+    due.push_back(whole);
+    due.back().count = whole.count / rows_of_call(c, l) * rows;
+  }
+}
+// Tokens of each product whose factor or result travels.
+std::vector<int64_t> tokens_of_products(const Case& c) {
+  const Local l(c);
+  if (l.p == 1) return {l.tokens};
+  if (in_ring(c)) return std::vector<int64_t>(size_t(l.p), l.tokens / l.p);
+  if (!in_chunks(c)) return {l.tokens};
+  std::vector<int64_t> tokens;
+  const int64_t owners = l.sp ? l.p : 1;
+  for (int64_t rows : rows_of_chunks(c, l))
+    tokens.insert(tokens.end(), size_t(owners), l.tokens / owners / rows_of_call(c, l) * rows);
+  return tokens;
+}
+// A product of all tokens, or, where it is taken apart, one of each block of them.
 void multiply_blocks(std::vector<Gemm>& due, const Case& c, const Gemm& whole,
-                     int64_t Gemm::*tokens) {
-  const int64_t blocks = in_ring(c) ? Local(c).p : 1;
-  Gemm each = whole;
-  each.*tokens /= blocks;
-  due.insert(due.end(), size_t(blocks), each);
+                     int64_t Gemm::*tokens, bool travels) {
+  if (!travels) return due.push_back(whole);
+  for (int64_t n : tokens_of_products(c)) {
+    due.push_back(whole);
+    due.back().*tokens = n;
+  }
 }
 
 }  // namespace
@@ -240,12 +272,12 @@ std::vector<Traffic> column_calls(const Case& c, DType sums) {
     if (wants_input_gradient(c)) go_round(due, l, true, x / l.p, sums);
     return due;
   }
-  if (l.sp) due.push_back(call(Op::all_gather, false, x / l.p, c.dtype()));
+  if (l.sp) add_call(due, c, l, call(Op::all_gather, false, x / l.p, c.dtype()));
   if (says(c, "gather_output"))
     due.push_back(call(Op::all_gather, false, l.tokens * c.at("out") / l.p, c.dtype()));
-  if (l.sp && !c.on("frozen")) due.push_back(call(Op::all_gather, true, x / l.p, c.dtype()));
+  if (l.sp && !c.on("frozen")) add_call(due, c, l, call(Op::all_gather, true, x / l.p, c.dtype()));
   if (wants_input_gradient(c))
-    due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, true, x, sums));
+    add_call(due, c, l, call(l.sp ? Op::reduce_scatter : Op::all_reduce, true, x, sums));
   return due;
 }
 
@@ -261,8 +293,8 @@ std::vector<Traffic> row_calls(const Case& c, DType sums, DType bias) {
       due.push_back(call(Op::all_reduce, true, c.at("out"), bias));
     return due;
   }
-  due.push_back(call(l.sp ? Op::reduce_scatter : Op::all_reduce, false, y, sums));
-  if (l.sp) due.push_back(call(Op::all_gather, true, y / l.p, c.dtype()));
+  add_call(due, c, l, call(l.sp ? Op::reduce_scatter : Op::all_reduce, false, y, sums));
+  if (l.sp) add_call(due, c, l, call(Op::all_gather, true, y / l.p, c.dtype()));
   if (l.sp && c.on("bias") && !c.on("frozen"))
     due.push_back(call(Op::all_reduce, true, c.at("out"), bias));
   if (scatters_input(c) && wants_input_gradient(c))
@@ -274,10 +306,11 @@ std::vector<Gemm> column_gemms(const Case& c) {
   const Local l(c);
   const int64_t out = c.at("out") / l.p, in = c.at("in");
   std::vector<Gemm> due;
-  multiply_blocks(due, c, {"Y = X W^T", false, l.tokens, out, in}, &Gemm::m);
-  if (!c.on("frozen")) multiply_blocks(due, c, {"dW = dY^T X", true, out, in, l.tokens}, &Gemm::k);
+  multiply_blocks(due, c, {"Y = X W^T", false, l.tokens, out, in}, &Gemm::m, l.sp);
+  if (!c.on("frozen"))
+    multiply_blocks(due, c, {"dW = dY^T X", true, out, in, l.tokens}, &Gemm::k, l.sp);
   if (wants_input_gradient(c))
-    multiply_blocks(due, c, {"dX = dY W", true, l.tokens, in, out}, &Gemm::m);
+    multiply_blocks(due, c, {"dX = dY W", true, l.tokens, in, out}, &Gemm::m, true);
   return due;
 }
 
@@ -285,10 +318,11 @@ std::vector<Gemm> row_gemms(const Case& c) {
   const Local l(c);
   const int64_t in = c.at("in") / l.p, out = c.at("out");
   std::vector<Gemm> due;
-  multiply_blocks(due, c, {"Z = X W^T", false, l.tokens, out, in}, &Gemm::m);
+  multiply_blocks(due, c, {"Z = X W^T", false, l.tokens, out, in}, &Gemm::m, true);
   if (wants_input_gradient(c))
-    multiply_blocks(due, c, {"dX = dY W", true, l.tokens, in, out}, &Gemm::m);
-  if (!c.on("frozen")) multiply_blocks(due, c, {"dW = dY^T X", true, out, in, l.tokens}, &Gemm::k);
+    multiply_blocks(due, c, {"dX = dY W", true, l.tokens, in, out}, &Gemm::m, l.sp);
+  if (!c.on("frozen"))
+    multiply_blocks(due, c, {"dW = dY^T X", true, out, in, l.tokens}, &Gemm::k, l.sp);
   return due;
 }
 
@@ -416,9 +450,14 @@ std::vector<Key> common_keys(Key in, Key out) {
   keys.push_back(toggle("bias", "on", "add b"));
   keys.push_back(
       toggle("sp", "off", "sequence parallel: tokens are cut over tp outside the layer"));
-  keys.push_back(choice("overlap", {"off", "ring"},
-                        "ring: under sp, calls over tokens as shifts that are under way while "
-                        "blocks are multiplied"));
+  keys.push_back(choice("overlap", {"off", "ring", "chunks"},
+                        "calls over tokens that are under way while blocks are multiplied; ring: "
+                        "under sp, as shifts; chunks: as many calls as chunks= says"));
+  Key chunks = extent("chunks", "", 1, "runs of a rank's rows, each a call; left out: 2, or 1");
+  chunks.derive = [](const Case& c) {
+    return std::string(c.text("overlap") == "chunks" ? "2" : "1");
+  };
+  keys.push_back(chunks);
   keys.push_back(toggle("skip_bias_add", "off", "hand b back instead of adding it"));
   keys.push_back(toggle("frozen", "off", "no gradient of w and b"));
   keys.push_back(toggle("input_grad", "on", "gradient of x"));
@@ -449,6 +488,28 @@ std::vector<std::string> ring_cases(const std::string& contract,
                 "strides=transposed seq=24 batch=2", "strides=expanded_inputs"}),
        on({" tp=2 dp=2", " tp=4 dp=2", " tp=2 cp=2 dp=2", " tp=2 dp=2 order=dp,tp"}),
        crossed(on({" tp=4"}), attributes)});
+}
+
+std::vector<std::string> chunk_cases(const std::string& contract,
+                                     const std::vector<std::string>& attributes) {
+  const std::string in_four = contract + " tp=4 sp=on overlap=chunks chunks=4";  // 2, 2, 1, 1 rows
+  const std::vector<std::string> ways{"overlap=chunks", "sp=on overlap=chunks"};
+  return together(
+      {crossed(crossed({contract}, {"", "tp=2", "tp=3", "tp=4", "tp=8"}), ways),
+       crossed(crossed({contract + " tp=4 dtype=bf16"}, ways), {"", "wire=f32 fill=normal"}),
+       crossed({contract + " tp=3 overlap=chunks chunks=5"},
+               {"dtype=f16 fill=normal", "dtype=f32 fill=cancelling"}),
+       crossed({contract + " tp=8 sp=on overlap=chunks"},
+               {"dtype=f32 fill=normal", "dtype=bf16 fill=normal"}),
+       crossed({in_four},
+               {"skip_bias_add=on", "frozen=on", "input_grad=off", "bias=off", "seq=24 batch=2",
+                "microbatches=2", "microbatches=2 dtype=bf16 grad=f32 fill=normal",
+                "strides=transposed", "strides=expanded_inputs"}),
+       crossed({contract + " tp=4 overlap=chunks chunks=5"},
+               {"frozen=on", "seq=8 batch=3", "microbatches=2", "strides=transposed"}),
+       crossed({contract}, {"tp=2 dp=2 sp=on overlap=chunks", "tp=4 dp=2 overlap=chunks chunks=3",
+                            "tp=2 cp=2 dp=2 sp=on overlap=chunks chunks=3"}),
+       crossed({in_four}, attributes)});
 }
 
 // ---- Column
@@ -513,15 +574,16 @@ std::vector<std::string> column_cases(const std::string& tier) {
                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
        crossed({"linear_column tp=2"}, {"gather_output=on", "frozen=on", "seq=8 batch=3 sp=on",
                                         "heads=8 kv_heads=4", "microbatches=2"}),
-       {"linear_column tp=4 sp=on overlap=ring",
-        "linear_column tp=2 sp=on overlap=ring dtype=bf16"},
+       {"linear_column tp=4 sp=on overlap=ring", "linear_column tp=2 sp=on overlap=ring dtype=bf16",
+        "linear_column tp=4 sp=on overlap=chunks chunks=4"},
        crossed({"linear_column tp=4"}, {"swiglu=on", "skip_bias_add=on", "whole_weight=on"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_column", "linear_column tp=2", "linear_column tp=3",
                                        "linear_column tp=4", "linear_column tp=8"};
   const std::vector<std::string> some{"linear_column tp=2", "linear_column tp=4"};
   const auto ci = together(
-      {smoke, crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
+      {smoke,
+       crossed(crossed(ranks, {"", "sp=on"}), {"", "dtype=f32", "dtype=bf16", "dtype=f16"}),
        crossed(some, attributes),
        crossed({"linear_column"}, {"gather_output=on", "whole_weight=on"}),
        crossed(some, {"microbatches=3 sp=on dtype=f32 fill=normal", "microbatches=2 dtype=bf16",
@@ -542,6 +604,9 @@ std::vector<std::string> column_cases(const std::string& tier) {
                 "strides=expanded", "strides=expanded_inputs"}),
        ring_cases("linear_column", {"swiglu=on", "whole_weight=on heads=8 kv_heads=4",
                                     "whole_weight=on microbatches=2 skip_bias_add=on"}),
+       chunk_cases("linear_column",
+                   {"swiglu=on", "whole_weight=on microbatches=2 skip_bias_add=on"}),
+       {"linear_column tp=4 overlap=chunks gather_output=on"},
        // Own rows of W of an odd number, where what goes two by two has one left.
        crossed({"linear_column tp=2 out=10", "linear_column tp=4 out=12"}, {"", "dtype=bf16"})});
   if (tier != "nightly") return ci;
@@ -549,7 +614,8 @@ std::vector<std::string> column_cases(const std::string& tier) {
       {ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
        crossed(crossed({"linear_column tp=5 out=50", "linear_column tp=6",
                         "linear_column tp=8 out=240 in=130"},
-                       {"tokens=240", "tokens=240 sp=on", "tokens=240 sp=on overlap=ring"}),
+                       {"tokens=240", "tokens=240 sp=on", "tokens=240 sp=on overlap=ring",
+                        "tokens=240 sp=on overlap=chunks chunks=7"}),
                {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
 }
 
@@ -597,13 +663,17 @@ Contract linear_column() {
                "linear_column tp=2 kv_heads=4",
                "linear_column tp=2 seq=8 batch=3 tokens=20",
                "linear_column tp=2 overlap=ring",
-               "linear_column tp=4 sp=on overlap=ring tokens=10"};
+               "linear_column tp=4 sp=on overlap=ring tokens=10",
+               "linear_column tp=2 chunks=3",
+               "linear_column tp=2 overlap=chunks chunks=1",
+               "linear_column tp=4 sp=on overlap=chunks chunks=7"};
   c.witnesses = {"linear_column tp=2 gather_output=on",
                  "linear_column tp=3 sp=on",
                  "linear_column tp=4 sp=on",
                  "linear_column tp=2 dp=2 sp=on",
                  "linear_column tp=4",
-                 "linear_column tp=3 sp=on overlap=ring"};
+                 "linear_column tp=3 sp=on overlap=ring",
+                 "linear_column tp=3 sp=on overlap=chunks"};
   return c;
 }
 
@@ -638,7 +708,8 @@ std::vector<std::string> row_cases(const std::string& tier) {
                                 "tp=4 dtype=f32 fill=normal", "tp=2 dp=2 sp=on"}),
        crossed({"linear_row tp=2"}, {"input_is_parallel=off", "frozen=on", "seq=8 batch=3 sp=on",
                                      "microbatches=2 sp=on"}),
-       {"linear_row tp=4 sp=on overlap=ring", "linear_row tp=2 sp=on overlap=ring dtype=bf16"},
+       {"linear_row tp=4 sp=on overlap=ring", "linear_row tp=2 sp=on overlap=ring dtype=bf16",
+        "linear_row tp=4 sp=on overlap=chunks chunks=4"},
        crossed({"linear_row tp=4"}, {"skip_bias_add=on sp=on", "bias=off"})});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"linear_row", "linear_row tp=2", "linear_row tp=3",
@@ -666,13 +737,16 @@ std::vector<std::string> row_cases(const std::string& tier) {
         "linear_row tp=2 seq=8 batch=3 input_is_parallel=off", "linear_row tp=2 tokens=8 in=1060",
         "linear_row tp=2 strides=expanded", "linear_row tp=2 strides=expanded_inputs"},
        ring_cases("linear_row", {"microbatches=2 skip_bias_add=on dtype=bf16"}),
+       chunk_cases("linear_row", {"microbatches=2 skip_bias_add=on dtype=bf16"}),
+       {"linear_row tp=4 overlap=chunks input_is_parallel=off"},
        crossed({"linear_row tp=2 in=10", "linear_row tp=4 in=12"}, {"", "dtype=bf16"})});
   if (tier != "nightly") return ci;
   return together(
       {ci, crossed(crossed(some, attributes), {"dtype=f32", "dtype=bf16 fill=normal"}),
        crossed(
            crossed({"linear_row tp=5 in=50", "linear_row tp=6", "linear_row tp=8 in=240 out=130"},
-                   {"tokens=240", "tokens=240 sp=on", "tokens=240 sp=on overlap=ring"}),
+                   {"tokens=240", "tokens=240 sp=on", "tokens=240 sp=on overlap=ring",
+                    "tokens=240 sp=on overlap=chunks chunks=7"}),
            {"", "dtype=f32 fill=normal", "dtype=f32 fill=cancelling"})});
 }
 
@@ -712,13 +786,17 @@ Contract linear_row() {
                "linear_row tp=2 pp=2",
                "linear_row tp=2 seq=8 batch=3 tokens=20",
                "linear_row tp=2 overlap=ring",
-               "linear_row tp=4 sp=on overlap=ring tokens=10"};
+               "linear_row tp=4 sp=on overlap=ring tokens=10",
+               "linear_row tp=2 chunks=3",
+               "linear_row tp=2 overlap=chunks chunks=1",
+               "linear_row tp=4 sp=on overlap=chunks chunks=7"};
   c.witnesses = {"linear_row tp=2 input_is_parallel=off",
                  "linear_row tp=3 sp=on",
                  "linear_row tp=4 sp=on",
                  "linear_row tp=2 dp=2 sp=on",
                  "linear_row tp=4",
-                 "linear_row tp=3 sp=on overlap=ring"};
+                 "linear_row tp=3 sp=on overlap=ring",
+                 "linear_row tp=3 sp=on overlap=chunks"};
   return c;
 }
 

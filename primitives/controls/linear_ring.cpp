@@ -102,15 +102,6 @@ struct SumInStorageType final : TokenRing {
 
 // ---- Products
 
-// dW of each block is written over that of the one before it: the last one remains.
-template <class Part>
-struct WeightGradientOverwritten final : Part {
-  void add_passing(Parallel& p, const View& a, const View& b, const View& sum) override {
-    set_zero(sum);
-    Part::add_passing(p, a, b, sum);
-  }
-};
-
 // dW is made before the ring turns: of the own tokens alone.
 template <class Part>
 class WeightGradientOfOwnBlock final : public Part {
@@ -122,10 +113,10 @@ class WeightGradientOfOwnBlock final : public Part {
 
 // Each rank's product has the bias in it, which the sum then holds p times.
 class BiasOnEveryRank final : public RowParallel {
-  void sum_in_ring(Parallel& p, const View& x, const View& w, const View& b,
-                   const View& y) override {
+  void sum_blocks(Parallel& p, const View& x, const View& w, const View& b,
+                  const View& y) override {
     bias_ = b;
-    RowParallel::sum_in_ring(p, x, w, View{}, y);
+    RowParallel::sum_blocks(p, x, w, View{}, y);
   }
   void partial_product(Parallel& p, const View& x, const View& w, const View& z) override {
     gemm(plain(x), turned(w), z, p.accumulate, &bias_);
@@ -139,8 +130,8 @@ class PassedKeptInLayer final : public ColumnParallel {
   void multiply_passing(Parallel& p, const View& x, const View& w, const View& b,
                         const View& y) override {
     passed_ = Kept(x.dtype, with_extent(x.shape, 0, x.shape[0] * p.tp.size()));
-    ring().gather(p, x, [&](int owner, const View& block) {
-      convert(block, block_of(p, passed_.view(), 0, owner));
+    calls().gather(p, x, [&](int64_t first, const View& block) {
+      convert(block, passed_.view().narrow(0, first, block.shape[0]));
     });
     gemm(plain(passed_.view()), turned(w), y, p.accumulate, &b);
   }
@@ -154,15 +145,18 @@ class PassedKeptInLayer final : public ColumnParallel {
 
 template <class Ring>
 std::unique_ptr<Kernel> column_on() {
-  return std::make_unique<LinearColumn>(std::make_unique<ColumnParallel>(std::make_unique<Ring>()));
+  return std::make_unique<LinearColumn>(
+      std::make_unique<ColumnParallel>(TokenCalls(std::make_unique<Ring>())));
 }
 template <class Ring>
 std::unique_ptr<Kernel> row_on() {
-  return std::make_unique<LinearRow>(std::make_unique<RowParallel>(std::make_unique<Ring>()));
+  return std::make_unique<LinearRow>(
+      std::make_unique<RowParallel>(TokenCalls(std::make_unique<Ring>())));
 }
 using controls::column_with;
 using controls::Row;
 using controls::row_with;
+using controls::WeightGradientOverwritten;
 
 const Row rows[] = {
     {"linear_column", "ring_owner_on_other_side", column_on<OwnerOnOtherSide>, "forward,gradient",

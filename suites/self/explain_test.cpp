@@ -57,6 +57,16 @@ TEST(Explain, ARingOfBlocksAndTheirProducts) {
     EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
 }
 
+// The 6 rows of each of 4 ranks in 2, 2, 1 and 1: 4 products of each chunk, of its rows of a rank.
+TEST(Explain, ChunksAndTheirProducts) {
+  const std::string text = explained("linear_row tp=4 sp=on overlap=chunks chunks=4", 4);
+  for (const char* part :
+       {"Z = X W^T M=2 N=7 K=12 8 times", "Z = X W^T M=1 N=7 K=12 8 times",
+        "call 2 reduce_scatter sum tp 56 x f64", "call 4 reduce_scatter sum tp 28 x f64",
+        "call 1 all_gather tp 14 x f64", "call 4 all_gather tp 7 x f64"})
+    EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
+}
+
 TEST(Explain, LocalMultipliesAndSmallOnes) {
   // 1024 / 8 rows of W on a rank.
   const std::string wide = explained("linear_column tp=8 tokens=256 in=512 out=1024");

@@ -20,6 +20,7 @@ void family_linear(Registry&);
 void family_mlp(Registry&);
 void controls_linear(Registry&);
 void controls_linear_ring(Registry&);
+void controls_linear_chunks(Registry&);
 
 namespace {
 
@@ -33,6 +34,7 @@ const Registry& family() {
     family_mlp(r);
     controls_linear(r);
     controls_linear_ring(r);
+    controls_linear_chunks(r);
     return r;
   }();
   return registry;
@@ -159,6 +161,25 @@ TEST(LinearRefusals, ARingTurnsBlocksOfTokens) {
   EXPECT_THROW(line_of("mlp tp=2 sp=on overlap=ring"), BadInput);
 }
 
+TEST(LinearRefusals, ChunksAreAsManyAsRowsAtMost) {
+  for (const std::string contract : {"linear_column", "linear_row"}) {
+    EXPECT_EQ(refusal(contract + " tp=4 overlap=chunks chunks=24"), "");
+    EXPECT_NE(refusal(contract + " tp=4 overlap=chunks chunks=25"), "");
+    EXPECT_EQ(refusal(contract + " tp=4 sp=on overlap=chunks chunks=6"), "");
+    const std::string met = refusal(contract + " tp=4 sp=on overlap=chunks chunks=7");
+    for (const char* part : {"rows in a call over tokens, 6", "met chunks=7", "fewer chunks"})
+      EXPECT_NE(met.find(part), std::string::npos) << met;
+    // What is cut is seq, whose positions have 2 tokens each.
+    EXPECT_EQ(refusal(contract + " tp=2 dp=2 seq=8 batch=2 sp=on overlap=chunks"), "");
+    EXPECT_NE(refusal(contract + " tp=2 dp=2 seq=8 batch=2 sp=on overlap=chunks chunks=3"), "");
+    for (const char* words : {" chunks=2", " sp=on overlap=ring chunks=2"})
+      EXPECT_NE(refusal(contract + words).find("write overlap=chunks"), std::string::npos);
+    EXPECT_NE(refusal(contract + " overlap=chunks chunks=1").find("at least 2"), std::string::npos);
+  }
+  EXPECT_EQ(line_of("linear_row overlap=chunks").at("chunks"), 2);
+  EXPECT_EQ(line_of("linear_row").at("chunks"), 1);
+}
+
 TEST(LinearRefusals, AFullNormBetweenTheLinearsNeedsItsStatisticsReduced) {
   for (const char* between : {"norm", "softmax", "topk"})
     EXPECT_NE(refusal(std::string("mlp tp=2 between=") + between).find("norm_reduced"),
@@ -225,6 +246,8 @@ TEST(LinearTraffic, ARingSendsTheBytesOfTheCallsThatItTakesApart) {
   for (const std::string line : {"linear_column dtype=bf16 seq=4096 batch=1 in=8192 out=28672 tp=8",
                                  "linear_row dtype=bf16 seq=4096 batch=1 in=8192 out=28672 tp=4"})
     EXPECT_EQ(ring_bytes(line + " sp=on overlap=ring"), ring_bytes(line + " sp=on"));
+  for (const std::string line : {"linear_column tp=8 tokens=112 sp=on", "linear_row tp=4 seq=36"})
+    EXPECT_EQ(ring_bytes(line + " overlap=chunks chunks=5"), ring_bytes(line));
   // Sums in f32, blocks in bf16: T/p in = 3 * 5.
   const Case line =
       line_of("linear_column tp=2 tokens=6 in=5 sp=on overlap=ring dtype=bf16 wire=f32");
@@ -258,6 +281,20 @@ TEST(LinearTraffic, ExplicitCallsInTheirOrder) {
   EXPECT_EQ(calls("linear_row" + ring),
             (Calls{"F shift 36", "F shift 36", "B shift 36", "B shift 36", "B all_reduce 9"}));
   EXPECT_EQ(calls("linear_row sp=on overlap=ring"), Calls{});
+  const std::string chunks = " tp=3 tokens=12 in=6 out=9 overlap=chunks";  // T = 12, T/p = 2 + 2
+  EXPECT_EQ(calls("linear_column" + chunks), (Calls{"B all_reduce 36", "B all_reduce 36"}));
+  EXPECT_EQ(calls("linear_column" + chunks + " sp=on"),
+            (Calls{"F all_gather 12", "F all_gather 12", "B all_gather 12", "B all_gather 12",
+                   "B reduce_scatter 36", "B reduce_scatter 36"}));
+  EXPECT_EQ(calls("linear_row" + chunks + " chunks=5"),  // 3, 3, 2, 2, 2 rows
+            (Calls{"F all_reduce 27", "F all_reduce 27", "F all_reduce 18", "F all_reduce 18",
+                   "F all_reduce 18"}));
+  EXPECT_EQ(calls("linear_row" + chunks + " sp=on chunks=3"),  // 2, 1, 1 of each of 3 ranks
+            (Calls{"F reduce_scatter 54", "F reduce_scatter 27", "F reduce_scatter 27",
+                   "B all_gather 18", "B all_gather 9", "B all_gather 9", "B all_reduce 9"}));
+  EXPECT_EQ(calls("linear_row tp=2 seq=6 batch=2 in=4 out=5 overlap=chunks chunks=4"),
+            (Calls{"F all_reduce 20", "F all_reduce 20", "F all_reduce 10", "F all_reduce 10"}));
+  EXPECT_EQ(calls("linear_row overlap=chunks"), Calls{});
 }
 
 // ---- The reference under the contract
@@ -376,24 +413,47 @@ TEST(LinearOnRanks, TheOtherSideOfARingIsSeenFromThreeRanksOn) {
     }
 }
 
-// Exact on integers: to the bit what one reduce-scatter and one gather give, in every type.
-TEST(LinearOnRanks, ARingGivesWhatTheCallsGive) {
+// Exact on integers: to the bit what whole calls give, in every type.
+void expect_what_whole_calls_give(const std::string& way, const std::string& line) {
+  const std::vector<std::string> checks{"forward", "gradient", "adjoint", "ledger"};
+  const Judged calls = run(line, checks), apart = run(line + " overlap=" + way, checks);
+  ASSERT_TRUE(calls.completed && apart.completed);
+  for (const CheckResult& c : apart.result.checks) EXPECT_EQ(c.verdict, Verdict::passed) << line;
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_FALSE(result(apart, rank, 0, 3, false).empty());
+    ASSERT_FALSE(result(apart, rank, 1, 1, true).empty());
+    EXPECT_EQ(result(apart, rank, 0, 3, false), result(calls, rank, 0, 3, false)) << line;
+    for (int input : {0, 1, 2})
+      EXPECT_EQ(result(apart, rank, 1, input, true), result(calls, rank, 1, input, true))
+          << line << " gradient of input " << input;
+  }
+}
+
+TEST(LinearOnRanks, CallsThatAreTakenApartGiveWhatWholeOnesGive) {
   for (const std::string dtype : {"f64", "f32", "bf16", "f16"})
     for (const std::string contract : {"linear_column", "linear_row"}) {
-      const std::string line = contract + " tp=3 sp=on dtype=" + dtype;
-      const std::vector<std::string> checks{"forward", "gradient", "adjoint", "ledger"};
-      const Judged calls = run(line, checks), ring = run(line + " overlap=ring", checks);
-      ASSERT_TRUE(calls.completed && ring.completed);
-      for (const CheckResult& c : ring.result.checks) EXPECT_EQ(c.verdict, Verdict::passed) << line;
-      for (int rank = 0; rank < 3; ++rank) {
-        ASSERT_FALSE(result(ring, rank, 0, 3, false).empty());
-        ASSERT_FALSE(result(ring, rank, 1, 1, true).empty());
-        EXPECT_EQ(result(ring, rank, 0, 3, false), result(calls, rank, 0, 3, false)) << line;
-        for (int input : {0, 1, 2})
-          EXPECT_EQ(result(ring, rank, 1, input, true), result(calls, rank, 1, input, true))
-              << line << " gradient of input " << input;
-      }
+      const std::string line = contract + " tp=3 dtype=" + dtype;
+      expect_what_whole_calls_give("ring", line + " sp=on");
+      expect_what_whole_calls_give("chunks chunks=3", line + " sp=on");  // 8 rows: 3, 3, 2
+      expect_what_whole_calls_give("chunks chunks=5", line);
     }
+}
+
+// 12 rows on 2 ranks in 2 chunks: rank 0 has rows 0 to 5, its second chunk is 3 to 5. Cut before
+// the owners, the second chunk is 6 to 11, and rank 0's part of it 6 to 8, which are rank 1's
+// first.
+TEST(LinearOnRanks, RowsOfChunksThatAreCutBeforeTheOwners) {
+  const Judged j =
+      run("linear_row tp=2 tokens=12 sp=on overlap=chunks control=chunks_cut_before_owners",
+          {"forward", "gradient", "adjoint"});
+  ASSERT_TRUE(j.completed);
+  const CheckResult& forward = j.result.checks[0];
+  EXPECT_EQ(forward.verdict, Verdict::failed);
+  ASSERT_FALSE(forward.findings.empty());
+  EXPECT_EQ(forward.findings[0].wrong, 6 * 7) << "rows 3 to 5 and 6 to 8 of 7 features";
+  EXPECT_EQ(forward.findings[0].compared, 12 * 7);
+  EXPECT_EQ(forward.findings[0].ranks, (std::vector<int>{0, 1}));
+  EXPECT_EQ(j.result.checks[2].verdict, Verdict::passed) << "both passes are wrong alike";
 }
 
 // The sum over 4 ranks holds b four times: y is off by exactly 3 b, in every token.
