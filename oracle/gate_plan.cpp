@@ -166,6 +166,8 @@ void check_names(const Options& options) {
   }
 }
 
+constexpr size_t most_values_told = 8;
+
 class Planner {
  public:
   Planner(const Options& o, const Registry& r, std::vector<std::string>& not_due,
@@ -184,7 +186,7 @@ class Planner {
       select();
     else
       select_failed();
-    if (due_.empty())
+    if (asks_nothing())
       throw BadInput(
           not_due_.empty()
               ? "the selection is empty: no case " + emptied_by() + hint_at_ours()
@@ -260,24 +262,70 @@ class Planner {
                                        check_named(check).asks));
   }
 
+  // A twin's witness may hold a word that no case of a subject does: twins alone are a selection
+  // where they were asked for, or where the contracts have nothing else.
+  bool asks_nothing() const {
+    const auto healthy = [](const Due& d) { return d.what == Due::healthy; };
+    return due_.empty() ||
+           (std::none_of(due_.begin(), due_.end(), healthy) && !twins_asked_for() && has_cases());
+  }
+  bool twins_asked_for() const {
+    const auto names_one = [](const auto& word) { return word.first == "control"; };
+    return !options_.failed.empty() ||
+           std::any_of(patterns_.begin(), patterns_.end(), [&](const Pattern& p) {
+             return std::any_of(p.words.begin(), p.words.end(), names_one);
+           });
+  }
+  bool has_cases() const {
+    const auto& all = registry_.contracts();
+    return std::any_of(all.begin(), all.end(), [&](const Contract& c) {
+      return selected(patterns_, c) && !c.cases(options_.tier).empty();
+    });
+  }
+
+  // What the cases of a selection have of a key, as "dtype f32, f64"; "" where none has it.
+  static std::string values_of(const std::string& key, const std::vector<Due>& dues) {
+    const auto of = [&](const Case& line) {
+      return key == "ranks" ? std::to_string(line.world()) : line.text(key);
+    };
+    std::set<std::pair<size_t, std::string>> met;  // 8 before 16
+    for (const Due& d : dues)
+      if (d.what == Due::healthy && (key == "ranks" || d.line.has(key)) && !of(d.line).empty())
+        met.emplace(of(d.line).size(), of(d.line));
+    if (met.empty() || met.size() > most_values_told) return "";
+    std::vector<std::string> values;
+    for (const auto& [size, value] : met) values.push_back(value);
+    return fmt::format(" (there: {} {})", key, joined(values));
+  }
+
   // The word that leaves nothing, when they are taken one after the other as they were given.
   std::string emptied_by() const {
     Options some = options_;
     some.patterns.clear(), some.ranks.clear(), some.dtypes.clear(), some.subjects.clear();
     some.checks.clear(), some.transports.clear(), some.devices.clear();
     std::string before;
-    const auto empties = [&](const std::string& word) {
+    std::vector<Due> there;
+    const auto leaves = [&] {
       std::vector<std::string> nowhere;
       Planner planner(some, registry_, nowhere, nowhere);
       planner.select();
-      if (planner.due_.empty()) return true;
+      const bool nothing = planner.asks_nothing();
+      if (!nothing) there = std::move(planner.due_);
+      return !nothing;
+    };
+    const auto empties = [&](const std::string& word) {
+      if (!leaves()) return true;
       before += " " + word;
       return false;
     };
     const auto told = [&](const std::string& word) {
-      return fmt::format("is left by {}{}; `gate --dry-run{}` shows what there is", word,
-                         before.empty() ? "" : " beside" + before, before);
+      const size_t from = word.starts_with("--") ? 2 : 0;
+      return fmt::format("is left by {}{}{}; `gate --dry-run{}` shows what there is", word,
+                         before.empty() ? "" : " beside" + before,
+                         values_of(word.substr(from, word.find_first_of("= ") - from), there),
+                         before);
     };
+    if (options_.patterns.empty()) leaves();
     for (const std::string& argument : options_.patterns) {
       some.patterns.emplace_back();
       for (const std::string& word : trimmed_words(argument, ' ')) {

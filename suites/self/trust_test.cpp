@@ -442,6 +442,26 @@ TEST(AGate, AsksATwinWhatItsControlsAreAsked) {
   }
 }
 
+// Twins say nothing of a subject: words that leave them alone leave nothing, unless they are named.
+TEST(AGate, IsNotLeftToItsTwinsAlone) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  r.add(Subject{"", "sound", planted::forward(planted::reduced), planted::forward_only()});
+  r.add(off("sound tp=2 tokens=3 hidden=7 dtype=f32"));
+  Options o = plain(1);
+  o.controls = true;
+  o.patterns = {"sound", "control=off"};
+  EXPECT_EQ(plan_gate(o, r).size(), 1u);
+  o.patterns = {"sound"};
+  o.dtypes = {"f32"};
+  try {
+    ADD_FAILURE() << "expected a refusal, met " << plan_gate(o, r).size() << " lines";
+  } catch (const BadInput& refused) {
+    for (const char* part : {"no case is left by --dtype f32 beside sound", "(there: dtype f64)"})
+      EXPECT_TRUE(holds(refused.what(), part)) << refused.what();
+  }
+}
+
 // Without its healthy twin a control says nothing; no code is said to fail.
 // The outcome of a named control on a reduce, in a tier.
 ControlResult::Outcome outcome_of(Control broken, const std::string& tier) {
