@@ -295,8 +295,12 @@ void require_prepared(const std::string& folder) {
       }))
     return refuse_folder_of_others(folder);
   const char* last = of_case ? case_name : battery_name;
-  refuse(fs::path(folder) / last, "the file that `prepare` writes last",
-         "nothing there: it was interrupted in this folder");
+  throw BadInput(fmt::format(
+      "{}: expected the file that `prepare` writes last, met nothing there: it was interrupted in "
+      "this folder, or the folder was moved or copied in part; bring the file along, or prepare "
+      "the "
+      "folder again",
+      (fs::path(folder) / last).string()));
 }
 
 CaseFile read_case(const std::string& folder, const Registry& registry, bool given_in_files) {

@@ -233,6 +233,10 @@ class Opened {
 
   void look_at_input(int rank, const Registry& registry) {
     const std::string path = fs::path(folder_) / in_file(rank);
+    if (std::error_code error; !fs::exists(fs::symlink_status(path, error)))
+      refuse(path, fmt::format("what rank {} is fed", rank),
+             "nothing there: the folder was moved or copied in part; bring the file along, or "
+             "prepare the folder again");
     in_.push_back(std::make_unique<MappedFile>(path));
     const MappedFile& file = *in_.back();
     const bool as_prepared = digest_of(file) == case_.files[size_t(rank)];
@@ -475,6 +479,20 @@ struct Looked {
   Unjudged others;
 };
 
+void require_there(const std::string& path, const Member& m) {
+  if (std::error_code error; !fs::exists(path, error))
+    refuse(path, fmt::format("the folder of a case of the battery ({})", m.line),
+           "nothing there; it was moved away, or left out of a copy: put it back, or prepare the "
+           "battery again");
+}
+
+std::string other_case(const std::string& digest, const std::vector<Member>& members) {
+  for (const Member& m : members)
+    if (m.digest == digest)
+      return fmt::format("that of {}; folders were moved: put each back under its name", m.folder);
+  return fmt::format("{}; folders of two batteries are mixed", digest);
+}
+
 // `whole`: a case that is not answered is refused.
 Looked open_all(const std::string& folder, const Registry& registry, bool whole) {
   Looked all;
@@ -482,9 +500,11 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
     all.cases.push_back(std::make_shared<Opened>(folder, registry));
     return all;
   }
-  for (const Member& m : read_battery(folder)) {
+  const std::vector<Member> members = read_battery(folder);
+  for (const Member& m : members) {
     const std::string path = fs::path(folder) / m.folder;
     try {
+      require_there(path, m);
       all.cases.push_back(std::make_shared<Opened>(path, registry));
     } catch (const Unanswered& e) {
       if (whole) throw;
@@ -499,7 +519,7 @@ Looked open_all(const std::string& folder, const Registry& registry, bool whole)
     if (const std::string& digest = all.cases.back()->digest(); digest != m.digest)
       refuse(fs::path(path) / case_name,
              fmt::format("the case {} of the battery ({})", m.digest, m.line),
-             fmt::format("{}; folders of two batteries are mixed", digest));
+             other_case(digest, members));
   }
   const std::vector<std::string>& refused = all.others.refused;
   if (!all.cases.empty() || all.others.size() == 0) return all;

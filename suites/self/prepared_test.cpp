@@ -964,6 +964,24 @@ TEST_F(Interrupted, ACaseIsNoCaseUntilItIsWhole) {
     EXPECT_EQ(entry.path().string().find(".part"), std::string::npos) << entry.path();
 }
 
+// Where it lies is no part of a case; what was left behind is named.
+TEST_F(Prepared, AFolderMayBeMovedAsAWhole) {
+  prepare("linear_row tp=2 sp=on");
+  answer(folder, families());
+  const fs::path there = folder;
+  folder = there.string() + ".moved";
+  fs::rename(there, folder);
+  EXPECT_EQ(exit_code(judged(folder, families())), 0);
+  const fs::path here = fs::current_path();
+  fs::current_path(folder);
+  EXPECT_EQ(exit_code(judged(".", families())), 0);
+  fs::current_path(here);
+  for (const char* left : {"rank1.in.safetensors", "case.json"}) {
+    fs::remove(path(left));
+    expect_refused(left, {"nothing there", "moved or copied in part; bring the file along"});
+  }
+}
+
 TEST_F(Interrupted, ABatteryIsNoneUntilItIsWhole) {
   Options options;
   options.tier = "smoke";
@@ -1328,9 +1346,13 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   const fs::path one = folder / b.members[0].folder, other = folder / b.members[1].folder;
   fs::remove_all(other);
   fs::copy(one, other);
+  expect_refused(b.members[1].folder + "/case.json",
+                 {"met that of " + b.members[0].folder, "put each back under its name"});
+  prepare_case(parse("linear_row tp=2 seed=9", families()), {}, other, families());
+  answer(other, families(), {.arguments = true});
   expect_refused(b.members[1].folder + "/case.json", {"folders of two batteries are mixed"});
-  fs::remove_all(folder / b.members[1].folder);
-  expect_refused(b.members[1].folder + "/case.json", {"nothing there"});
+  fs::remove_all(other);
+  expect_refused(b.members[1].folder, {"nothing there", "put it back"});
 }
 
 }  // namespace
