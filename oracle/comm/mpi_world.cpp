@@ -31,6 +31,7 @@
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/run_folder.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/interrupt.hpp"
@@ -146,15 +147,8 @@ class MpiWorld final : public World {
 
   void make_folder() {
     const char* temporary = std::getenv("TMPDIR");
-    std::string pattern = spec_.run_directory.empty() ? std::string(temporary ? temporary : "/tmp")
-                                                      : spec_.run_directory;
-    pattern += "/shardproof.XXXXXX";
-    if (!::mkdtemp(pattern.data()))
-      throw Infrastructure(
-          fmt::format("run directory: expected a folder that can be made as {}, met '{}'; set "
-                      "TMPDIR to one that can be written to",
-                      pattern, std::strerror(errno)));
-    folder_ = pattern;
+    folder_.emplace(spec_.run_directory.empty() ? std::string(temporary ? temporary : "/tmp")
+                                                : spec_.run_directory);
     if (::getrandom(&token_, sizeof token_, 0) != sizeof token_)
       token_ = uint64_t(Clock::now().time_since_epoch().count());
   }
@@ -163,7 +157,7 @@ class MpiWorld final : public World {
     if (local_) {
       sockaddr_un a{};
       a.sun_family = AF_UNIX;
-      const std::string path = folder_ + "/parent";
+      const std::string path = folder_->path() + "/parent";
       if (path.size() >= sizeof a.sun_path)
         throw Infrastructure(
             fmt::format("run directory: expected a path under {} characters, met {}; set TMPDIR to "
@@ -196,7 +190,7 @@ class MpiWorld final : public World {
     std::vector<std::string> words = launcher_;
     words.insert(words.end(),
                  {"-n", std::to_string(spec_.ranks), program(), "--worker", address_,
-                  fmt::format("{:x}", token_), folder_, std::to_string(spec_.ranks),
+                  fmt::format("{:x}", token_), folder_->path(), std::to_string(spec_.ranks),
                   fmt::format("{}", spec_.deadline_scale), spec_.lockstep ? "on" : "off"});
     int report[2];
     if (::pipe2(report, O_CLOEXEC) != 0)
@@ -241,7 +235,7 @@ class MpiWorld final : public World {
     ::_exit(127);
   }
 
-  std::string log_file() const { return folder_ + "/launcher.log"; }
+  std::string log_file() const { return folder_->path() + "/launcher.log"; }
 
   std::string program() const {
     std::error_code e;
@@ -326,7 +320,7 @@ class MpiWorld final : public World {
 
   MpiPage* map_page(int supervisor) const {
     const int fd =
-        ::open(fmt::format("{}/page.{}", folder_, supervisor).c_str(), O_RDWR | O_CLOEXEC);
+        ::open(fmt::format("{}/page.{}", folder_->path(), supervisor).c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return nullptr;
     void* at = ::mmap(nullptr, sizeof(MpiPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ::close(fd);
@@ -590,8 +584,7 @@ class MpiWorld final : public World {
     }
     if (listener_ >= 0) ::close(listener_);
     listener_ = -1;
-    std::error_code e;
-    if (!folder_.empty()) std::filesystem::remove_all(folder_, e);
+    folder_.reset();
   }
 
   struct Watch {
@@ -603,7 +596,8 @@ class MpiWorld final : public World {
   std::vector<RankLink> links_;
   std::vector<std::string> launcher_;
   bool local_ = true, alive_ = true, released_ = false;
-  std::string folder_, address_;
+  std::optional<RunFolder> folder_;
+  std::string address_;
   uint64_t token_ = 0;
   int listener_ = -1;
   pid_t launcher_pid_ = -1;
