@@ -40,6 +40,7 @@ class Gate {
   Gate(const Options& o, const Registry& r, Progress& p)
       : options_(o), registry_(r), progress_(p), runner_(o, r) {
     if (!o.dump.empty()) dumps_ = std::make_shared<Dumps>(o.dump);
+    runner_.worlds().meanwhile = [this] { progress_.tick(); };
   }
 
   Report run(const std::vector<Due>& due) {
@@ -160,6 +161,7 @@ class Gate {
       }
       void put(const ControlResult& r) override { gate.take(r); }
       void put(const Tried& t) override { gate.take(t); }
+      void put(const Begun& b) override { gate.progress_.begun(b.process, b.line); }
       Gate& gate;
     };
     std::vector<Part> parts;
@@ -329,6 +331,15 @@ class Gate {
     return !options_.isolated || (alone_ && dynamic_cast<const BadInput*>(&e));
   }
 
+  // Whoever waits for it is told which one it is.
+  Judged run(const Case& line, const Checks& checks, const std::string& lane) {
+    if (sink_)
+      sink_->put(Begun{::getpid(), print(line)});
+    else
+      progress_.begun(0, print(line));
+    return runner_.run(line, checks, lane);
+  }
+
   // What nobody can be blamed for leaves the checks of its case untested, and costs no other case
   // its verdict.
   Judged judged(const Case& line, const std::vector<std::string>& checks, const std::string& lane) {
@@ -336,7 +347,7 @@ class Gate {
                                           checks == std::vector<std::string>{"rejection"});
     if (!why.empty()) return unjudged(line, checks, lane, Verdict::untested, why);
     try {
-      return runner_.run(line, checks, lane);
+      return run(line, checks, lane);
     } catch (const BeyondRange& e) {
       if (alone_) throw;
       return unjudged(line, checks, lane, Verdict::skipped, e.what());
@@ -495,7 +506,7 @@ class Gate {
       return out;
     }
     try {
-      const Judged broken = runner_.run(d.line, shown(d, narrow), d.lane);
+      const Judged broken = run(d.line, shown(d, narrow), d.lane);
       out.seconds = broken.result.seconds;
       conclude(out, broken, healthy, named(d));
       out.did_nothing = out.outcome == ControlResult::escaped && broken.completed &&
@@ -736,7 +747,7 @@ class Gate {
       return out;
     }
     try {
-      broken = runner_.run(faulted, checks, lane);
+      broken = run(faulted, checks, lane);
     } catch (const std::exception& e) {
       leave_open(out, faulted, e);
       return out;

@@ -55,10 +55,23 @@ template <class Both>
 static void fields(Both& both, Tried& t) {
   both(t.contract, t.alone, t.seconds);
 }
+template <class Both>
+static void fields(Both& both, Begun& b) {
+  both(b.process, b.line);
+}
 
 namespace {
 
-enum Kind : uint32_t { a_case, a_control, a_verdict, a_witness, finished, stopped, failed };
+enum Kind : uint32_t {
+  a_case,
+  a_control,
+  a_verdict,
+  a_witness,
+  a_begin,
+  finished,
+  stopped,
+  failed
+};
 struct Head {
   Kind kind;
   uint64_t bytes;
@@ -100,6 +113,7 @@ class PipeSink final : public ResultSink {
   void put(const ControlResult& r) override { write(a_control, r); }
   void put(const SelfVerdict& v) override { write(a_verdict, v); }
   void put(const Tried& t) override { write(a_witness, t); }
+  void put(const Begun& b) override { write(a_begin, b); }
 
  private:
   template <class T>
@@ -183,6 +197,8 @@ bool receive(const Running& part) {
     hand_on<SelfVerdict>(bytes, *part.results);
   } else if (head.kind == a_witness) {
     hand_on<Tried>(bytes, *part.results);
+  } else if (head.kind == a_begin) {
+    hand_on<Begun>(bytes, *part.results);
   } else if (head.kind == failed) {
     throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
@@ -268,6 +284,7 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
           why = e.what();
         }
         end(open[i], !why.empty());
+        open[i].results->put(Begun{open[i].pid, ""});
         if (!open[i].cut_short) lost[open[i].part] = std::move(why);
         open.erase(open.begin() + long(i));
       }

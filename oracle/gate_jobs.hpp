@@ -25,12 +25,19 @@ struct Tried {
   double seconds = 0;
 };
 
+// What a process of a gate has begun to run; "" where it has ended.
+struct Begun {
+  int64_t process = 0;
+  std::string line;
+};
+
 struct ResultSink {
   virtual ~ResultSink() = default;
   virtual void put(const CaseResult&) {}
   virtual void put(const ControlResult&) {}
   virtual void put(const SelfVerdict&) {}
   virtual void put(const Tried&) {}
+  virtual void put(const Begun&) {}
 };
 
 // What a process of its own does, and who is given what it finds.

@@ -2,6 +2,7 @@
 #pragma once
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -31,15 +32,18 @@ void leave_alone(std::thread);
 
 // What `work` gives, or throws, on a thread of its own; nothing where an interruption comes first:
 // then it is left alone and goes on until the process ends. So it owns what it works on, or refers
-// to what is there until then.
+// to what is there until then. `meanwhile` is called here, again and again.
 template <class Work>
-auto unless_interrupted(Work work) -> std::optional<decltype(work())> {
+auto unless_interrupted(
+    Work work, const std::function<void()>& meanwhile = [] {}) -> std::optional<decltype(work())> {
   if (interrupted()) return std::nullopt;
   std::packaged_task<decltype(work())()> task(std::move(work));
   auto result = task.get_future();
   std::thread thread(std::move(task));
-  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready)
+  while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
     if (interrupted()) return leave_alone(std::move(thread)), std::nullopt;
+    meanwhile();
+  }
   thread.join();
   return result.get();
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "oracle/clock.hpp"
 #include "oracle/joined.hpp"
@@ -17,6 +18,7 @@ using namespace telling;
 namespace {
 
 constexpr double redraw_seconds = 0.1, line_seconds = 10;
+constexpr double slow_seconds = 5;      // from then on a case is named
 constexpr int narrowest_terminal = 79;  // a wrapped line could not be drawn over
 constexpr int most_blocks = 20;         // in full; those behind them have one line each
 
@@ -70,6 +72,12 @@ class TerminalProgress : public Progress {
   void tried(const std::string& contract, bool alone, double seconds) override {
     left_.done({Pace::a_witness, contract, alone}, seconds);
   }
+  void begun(int64_t process, const std::string& line) override {
+    if (line.empty())
+      at_.erase(process);
+    else
+      at_[process] = {clock_(), line};
+  }
   void tick() override {
     if (clock_() - last_ < (terminal_ ? redraw_seconds : line_seconds)) return;
     draw();
@@ -98,6 +106,8 @@ class TerminalProgress : public Progress {
   std::string line() const {
     std::string text = number_of(std::max(cases_, due_cases_), "case");
     if (cases_ <= due_cases_) text = fmt::format("{} of {}", cases_, text);
+    if (const std::string slow = slowest(); !slow.empty())
+      return text + fmt::format("   {} did not pass   ", bad_) + slow;
     if (controls_ > due_controls_)
       text += ", " + number_of(controls_, "control");
     else if (due_controls_ > 0)
@@ -106,6 +116,16 @@ class TerminalProgress : public Progress {
     if (const auto left = left_.seconds(last_ - start_); left && *left > 0)
       text += "   about " + duration(*left) + " left";
     return text;
+  }
+
+  // A terminal has room for it in place of how much is left, which such a case makes doubtful.
+  std::string slowest() const {
+    if (at_.empty()) return "";
+    const auto& [since, line] = std::min_element(at_.begin(), at_.end(), [](auto& a, auto& b) {
+                                  return a.second < b.second;
+                                })->second;
+    return last_ - since < slow_seconds ? ""
+                                        : fmt::format("{} in {}", duration(last_ - since), line);
   }
 
   void draw() {
@@ -132,6 +152,7 @@ class TerminalProgress : public Progress {
   std::function<double()> clock_;
   double start_ = 0, last_ = 0;
   TimeLeft left_;
+  std::map<int64_t, std::pair<double, std::string>> at_;  // by process, what it runs since when
   int64_t due_cases_ = 0, due_controls_ = 0, cases_ = 0, controls_ = 0;
   int bad_ = 0;
 };

@@ -1,6 +1,7 @@
 // One case through the whole flow: line -> global tensors -> reference and ranks -> checks ->
 // verdict.
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,6 +23,7 @@ class Worlds {
   World& get(const std::string& transport, int ranks);
   void drop(const std::string& transport);
   const Options& options() const { return options_; }
+  std::function<void()> meanwhile;  // called again and again while ranks are waited for
 
  private:
   const Options& options_;

@@ -161,6 +161,7 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
     if (lost >= 0) give_up(lost);
     if (everyone_settled(number)) return end;
     if (interrupted()) return End::interrupted;
+    spec_.meanwhile();
 
     const int64_t now = monotonic_ns();
     const ArenaHead& head = arena_->head();

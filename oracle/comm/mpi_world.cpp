@@ -127,6 +127,7 @@ class MpiWorld final : public World {
     while (!all_reported()) {
       receive(0.005);
       if (interrupted()) break;
+      spec_.meanwhile();
       if (lost_at_ && seconds_since(*lost_at_) > grace_seconds) break;
       if (local_ && !released_) watch_for_deadlock();
       const double limit = deadline * spec_.deadline_scale;

@@ -32,9 +32,10 @@ struct WorldSpec {
   double deadline_scale = 1;
   bool in_process = false;  // threads only: no isolation
   bool lockstep = true;
-  std::string program;        // mpi: argv[0], re-entered with --worker
-  std::string mpiexec;        // mpi: launcher and its options
-  std::string run_directory;  // mpi: traces and records
+  std::string program;                      // mpi: argv[0], re-entered with --worker
+  std::string mpiexec;                      // mpi: launcher and its options
+  std::string run_directory;                // mpi: traces and records
+  std::function<void()> meanwhile = [] {};  // called again and again while a job is waited for
 };
 
 struct RankOutcome {

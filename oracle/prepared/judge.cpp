@@ -222,6 +222,7 @@ class Opened {
   // Why a check that was judged saw less than it asks; "" where none did.
   const std::string& partial() const { return partial_; }
   const std::string& digest() const { return case_.digest; }
+  std::string line() const { return print(*plan().line); }
   bool owes_one_of(const std::vector<std::string>& checks) const {
     return std::find_first_of(checks.begin(), checks.end(), plan().checks.begin(),
                               plan().checks.end()) != checks.end();
@@ -599,8 +600,10 @@ Report judge_folder(const std::string& folder, const Options& options, const Reg
   for (const auto& c : cases) progress.expect({Pace::a_case, c->contract()}, 1, 1);
   progress.begin(int64_t(cases.size()), 0);
   for (auto& opened : cases) {
+    progress.begun(0, opened->line());
     auto result = unless_interrupted(
-        [opened, &registry, checks = options.checks] { return opened->judge(registry, checks); });
+        [opened, &registry, checks = options.checks] { return opened->judge(registry, checks); },
+        [&] { progress.tick(); });
     if (!result) break;
     progress.done(*result);
     for (std::string& text : opened->unasked()) report.not_due.push_back(std::move(text));

@@ -927,6 +927,31 @@ TEST(ProgressLine, ElsewhereIsALineEveryTenSeconds) {
             "progress   160 of 400 cases   0 did not pass   about 30 s left\n");
 }
 
+// The case that has been under way for longest is named, and for how long.
+TEST(ProgressLine, ASlowCaseIsNamed) {
+  Told told(false);
+  told.progress->begin(3, 0);
+  told.now += 2;
+  told.progress->begun(11, "linear_row tp=8");
+  told.progress->begun(12, "linear_row tp=2");
+  told.now += 4;
+  told.progress->begun(12, "linear_row tp=4");
+  told.now += 5;
+  told.progress->tick();
+  told.now += 10;
+  told.progress->begun(11, "");
+  told.progress->tick();
+  told.now += 1;
+  told.progress->begun(12, "norm_sequence tp=2");
+  told.now += 10;
+  told.progress->begun(12, "norm_sequence tp=4");
+  told.progress->tick();
+  EXPECT_EQ(told.text(),
+            "progress   0 of 3 cases   0 did not pass   9 s in linear_row tp=8\n"
+            "progress   0 of 3 cases   0 did not pass   15 s in linear_row tp=4\n"
+            "progress   0 of 3 cases   0 did not pass\n");
+}
+
 // Broken calls are most of the work, and how many there are shows when their witness is tried.
 TEST(ProgressLine, TimeIsToldWhenAWitnessHasBeenTried) {
   Told told(false);

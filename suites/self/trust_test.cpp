@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <new>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -492,6 +493,34 @@ TEST(AGate, AsksTheChecksThatMustBeSilent) {
     silent.silent = "memory";
     EXPECT_EQ(outcome_of(std::move(silent), tier), ControlResult::wrong_check) << tier;
   }
+}
+
+// What is under way is known to whoever waits, of this process and of its jobs.
+struct Heard final : Progress {
+  void begun(int64_t process, const std::string& line) override {
+    processes.insert(process);
+    running.erase(process);
+    if (!line.empty()) running.insert(process);
+    lines.push_back(line);
+  }
+  void done(const CaseResult&) override { running.erase(0); }
+  void tick() override { ticks_in_a_case += running.contains(0); }
+  std::set<int64_t> processes, running;
+  Checks lines;
+  int ticks_in_a_case = 0;
+};
+TEST(AGate, TellsWhatItRuns) {
+  const Registry r = with_contracts({{"first", nullptr}, {"second", nullptr}});
+  Heard here, jobs;
+  run_gate(plain(1), r, here);
+  EXPECT_EQ(here.lines, (Checks{"first tp=2 tokens=3 hidden=5", "second tp=2 tokens=3 hidden=5"}));
+  EXPECT_EQ(here.processes, std::set<int64_t>{0});
+  EXPECT_GE(here.ticks_in_a_case, 2);
+  run_gate(plain(2), r, jobs);
+  for (const std::string& each : here.lines)
+    EXPECT_EQ(std::count(jobs.lines.begin(), jobs.lines.end(), each), 1) << each;
+  EXPECT_FALSE(jobs.processes.contains(0));
+  EXPECT_EQ(jobs.running, std::set<int64_t>{}) << "a job that has ended runs nothing";
 }
 
 // One that is right in its first run, on both ranks, is told as that one shows it.
