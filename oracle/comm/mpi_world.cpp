@@ -477,9 +477,17 @@ class MpiWorld final : public World {
     for (size_t r = 0; r < links_.size(); ++r)
       if (!links_[r].reported && links_[r].page->polls.load() < watched_->polls[r] + 500) return;
     if (seconds_since(watched_->since) < 0.03) return;
+    release(Released::deadlock, "deadlock: every rank that is left waits" + standings_below());
+  }
+
+  // Of ranks on other machines nothing is known but what they say.
+  std::string standings_below() const {
     std::vector<Trace> traces;
-    for (const RankLink& l : links_) traces.push_back(snapshot(l.page->trace));
-    release(Released::deadlock, "deadlock: every rank that is left waits\n" + standings(traces));
+    for (const RankLink& l : links_) {
+      if (!l.page) return "";
+      traces.push_back(snapshot(l.page->trace));
+    }
+    return "\n" + standings(traces);
   }
 
   // Past the deadline: ranks that wait are let go, those that do not are what hangs.
@@ -487,10 +495,11 @@ class MpiWorld final : public World {
     given_up_at_ = Clock::now();
     hung_ = unreported(
         [](const RankLink& l) { return !l.page || l.page->trace.state != Trace::waiting; });
-    release(Released::overdue, fmt::format("the job's deadline of {:g} s has passed{}\n{}", limit,
+    release(Released::overdue, fmt::format("the job's deadline of {:g} s has passed{}\n{}{}", limit,
                                            hung_or_slow_text(crowding()),
                                            hung_.empty() ? "every rank that is left waits"
-                                                         : rank_list(hung_) + " made no call"));
+                                                         : rank_list(hung_) + " made no call",
+                                           standings_below()));
   }
 
   template <class Holds>

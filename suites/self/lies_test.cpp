@@ -773,6 +773,21 @@ TEST_F(Launcher, AFaultIsToldWithItsAddressAndASignalWithout) {
   EXPECT_EQ(sent[1].text, "was killed by signal 11 (SIGSEGV)");
 }
 
+// Each call of theirs is met, and all of them together take too long.
+TEST_F(Launcher, APassedDeadlineSaysWhereEveryRankStands) {
+  WorldSpec s = spec(2);
+  s.deadline_scale = 0.02;
+  const auto outcomes = start_world(s, play)->run(bytes_of("scene barriers"), 1, 30);
+  for (const RankOutcome& o : outcomes) {
+    const std::string text = said(o);
+    EXPECT_TRUE(text.starts_with("released by overdue: the job's deadline of 0.6 s")) << text;
+    EXPECT_TRUE(holds(text, ": barrier, world{0,1}")) << text;
+    EXPECT_TRUE(holds(text, "\nranks 0, 1 ") ||
+                (holds(text, "\nrank 0 ") && holds(text, "\nrank 1 ")))
+        << text;
+  }
+}
+
 // A case as the gate runs it: the record of one rank is cut on its way.
 TEST_F(Launcher, ATruncatedRecordIsNoJudgement) {
   const Case line = planted::line_of("mapping_reduce tp=4 tokens=3 hidden=5 transport=mpi", "");
