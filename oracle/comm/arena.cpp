@@ -195,8 +195,7 @@ void Arena::begin_job(std::span<const std::byte> job, uint32_t case_number) cons
     for (int rank = 0; rank < ranks; ++rank) {
       RankPage& p = page(rank);
       p.waiting = 0;
-      p.life = working;
-      p.stood_waiting = p.threw = 0;
+      p.lost = p.stood_waiting = p.threw = 0;
       p.last_call_ns = monotonic_ns();
       p.trace = Trace{};
       p.trace.case_number = case_number;
@@ -216,14 +215,6 @@ void Arena::begin_job(std::span<const std::byte> job, uint32_t case_number) cons
 void Arena::quit() const {
   head().quit = 1;
   ring(head().job);
-}
-
-void Arena::mark_lost(int rank) const {
-  RankPage& p = page(rank);
-  if (p.life != working) return;
-  if (p.waiting.exchange(0)) --head().waiting;
-  p.life = lost;
-  --head().live;
 }
 
 int Arena::find_group(const Group& wanted) const {
@@ -281,10 +272,7 @@ void Arena::release_if_deadlocked() const {
 
 std::string Arena::standings_text() const {
   std::vector<Trace> traces;
-  for (int rank = 0; rank < ranks; ++rank) {
-    traces.push_back(snapshot(page(rank).trace));
-    if (page(rank).life == lost) traces.back().state = Trace::dead;
-  }
+  for (int rank = 0; rank < ranks; ++rank) traces.push_back(snapshot(page(rank).trace));
   return standings(traces);
 }
 

@@ -64,7 +64,7 @@ struct alignas(64) RankPage {
   std::atomic<int64_t> last_call_ns;
   std::atomic<uint32_t> finished;  // number of the last job whose record is whole
   std::atomic<int64_t> bell;       // of the wait: offset in the arena
-  uint32_t life;                   // Life
+  uint32_t lost;                   // its process ended in this job
   uint32_t stood_waiting;          // at the moment of release, here or in a transport of its own
   uint32_t threw;
   int64_t record_bytes;
@@ -73,7 +73,6 @@ struct alignas(64) RankPage {
   char text[4096];  // threw: what
   alignas(64) Trace trace;
 };
-enum Life : uint32_t { working, gone, lost };  // of a job
 
 struct alignas(64) ArenaHead {
   std::atomic<uint32_t> lock;  // 0, or owner + 1, with the top bit when somebody sleeps on it
@@ -126,7 +125,6 @@ class Arena {
   // --- jobs, parent's side
   void begin_job(std::span<const std::byte> job, uint32_t case_number) const;
   void quit() const;
-  void mark_lost(int rank) const;     // no longer counted; under the lock
   std::string released_text() const;  // after `released` was seen
 
   // --- with the lock held

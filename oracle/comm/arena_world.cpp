@@ -259,14 +259,11 @@ int ArenaWorld::lost_rank(uint32_t number) const {
 
 // Releases all who might wait for it.
 void ArenaWorld::give_up(int rank) {
-  if (arena_->page(rank).life == lost) return;
+  if (arena_->page(rank).lost) return;
   const RankProcess& gone = *process_of(rank);
   arena_->lock_by_force([&](int owner) { return gone.holds(owner); });
   arena_->release(Released::peer_lost, fmt::format("rank {} {}", rank, how_it_ended(rank)));
-  for (int other = 0; other < spec_.ranks; ++other) {
-    if (gone.holds(other)) arena_->mark_lost(other);
-  }
-  arena_->page(rank).life = lost;
+  arena_->page(rank).lost = 1;
   arena_->unlock();
 }
 

@@ -55,10 +55,8 @@ void hand_in(const Arena& arena, int rank, std::span<const std::byte> record) {
 void leave(const Arena& arena, int rank) {
   Locked hold(arena, rank);
   RankPage& page = arena.page(rank);
-  if (page.life != working) return;  // given up by the parent
   page.trace.state = Trace::left;
   page.trace.since_ns = monotonic_ns();
-  page.life = gone;
   --arena.head().live;
   arena.release_if_deadlocked();
 }
