@@ -21,6 +21,13 @@
 namespace shardproof {
 namespace {
 
+// What a subject says may be of any length, and is told again with every check that it stopped.
+std::string begin_of(std::string_view said) {
+  constexpr size_t most = 4000;
+  if (said.size() <= most) return std::string(said);
+  return fmt::format("{}... ({} bytes)", said.substr(0, most), said.size());
+}
+
 struct Slot {
   Operand operand;
   Layout layout;  // of the value, or its dual for cotangents and gradients
@@ -279,7 +286,7 @@ class Execution {
           forward(shot, feed, step, record);
       }
     } catch (const Rejected& e) {
-      stop(record, ShotRecord::rejected, e.what());
+      stop(record, ShotRecord::rejected, begin_of(e.what()));
     } catch (const Released& e) {
       record.cause = e.cause;
       stop(record, ShotRecord::released, e.what());
@@ -294,7 +301,7 @@ class Execution {
       else
         stop(record, ShotRecord::threw, "std::bad_alloc");
     } catch (const std::exception& e) {
-      stop(record, ShotRecord::threw, e.what());
+      stop(record, ShotRecord::threw, begin_of(e.what()));
     } catch (...) {
       stop(record, ShotRecord::threw, "something that is no std::exception");
     }
@@ -679,7 +686,7 @@ std::vector<std::byte> execute(RankHost& host, std::span<const std::byte> bytes,
     stopped_early(record, of_the_subject ? ShotRecord::threw : ShotRecord::infrastructure,
                   of_the_subject ? "std::bad_alloc" : no_memory(host.rank, "the case").c_str());
   } catch (const std::exception& e) {
-    stopped_early(record, ShotRecord::threw, e.what());
+    stopped_early(record, ShotRecord::threw, begin_of(e.what()).c_str());
   }
   record.rank = host.rank;
   record.number = number;

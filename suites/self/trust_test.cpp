@@ -495,6 +495,27 @@ TEST(AGate, AsksTheChecksThatMustBeSilent) {
   }
 }
 
+// Megabytes that a subject throws are no page of a report.
+TEST(Records, HoldTheBeginOfALongMessage) {
+  const Registry sound = with_contracts({{"sound", nullptr}});
+  Registry r;
+  r.add(sound.contract("sound"));
+  r.add(Subject{"", "sound", planted::forward([](Rank&, const View&, const View&) {
+                  throw std::runtime_error("lost " + std::string(5'000'000, 'z'));
+                }),
+                planted::forward_only()});
+  Progress silent;
+  const Report report = run_gate(plain(1), r, silent);
+  ASSERT_EQ(report.cases.size(), 1u);
+  size_t told = 0;
+  for (const CheckResult& check : report.cases[0].checks)
+    for (const Finding& f : check.findings) {
+      EXPECT_LT(f.message.size(), 5000u) << check.check;
+      told += holds(f.message, "lost zzz") && holds(f.message, "zzz... (5000005 bytes)");
+    }
+  EXPECT_GT(told, 0u);
+}
+
 // What is under way is known to whoever waits, of this process and of its jobs.
 struct Heard final : Progress {
   void begun(int64_t process, const std::string& line) override {
