@@ -318,7 +318,7 @@ TEST(QuantisedLinear, BoundsByHand) {
 
 // ---- Against torchao
 
-Values golden_values(const nlohmann::json& g, const char* part, const std::string& name) {
+Values golden_values(const testing::Golden& g, const char* part, const std::string& name) {
   return testing::values(g, part, name.c_str());
 }
 

@@ -40,10 +40,10 @@ void expect_near(const Values& got, const Values& want, double relative) {
     EXPECT_NEAR(got[i], want[i], relative * (1 + std::abs(want[i]))) << i;
 }
 
-List sequences_of_documents(const nlohmann::json& g) {
+List sequences_of_documents(const testing::Golden& g) {
   List list;
   int64_t document = 0;
-  for (const int64_t length : g.at("attributes").at("documents").get<List>())
+  for (const int64_t length : testing::integers(g.at("attributes").at("documents")))
     list.insert(list.end(), size_t(length), document++);
   return list;
 }

@@ -238,7 +238,7 @@ using testing::extent;
 using testing::golden;
 using testing::values;
 
-Attention of_golden(const nlohmann::json& g) {
+Attention of_golden(const testing::Golden& g) {
   const auto& at = g.at("attributes");
   Attention a;
   a.heads = at.at("heads"), a.kv_heads = at.at("kv_heads");
@@ -250,7 +250,7 @@ Attention of_golden(const nlohmann::json& g) {
   if (at.at("documents").is_null()) return a;
   a.queries.clear();
   int64_t document = 0;
-  for (int64_t n : at.at("documents").get<std::vector<int64_t>>()) {
+  for (int64_t n : testing::integers(at.at("documents"))) {
     for (int64_t t = 0; t < n; ++t) a.queries.push_back({document, t});
     ++document;
   }
@@ -290,7 +290,7 @@ TEST(Goldens, Attention) {
 TEST(Goldens, RotaryHalf) {
   const auto g = golden("rotary_half");
   const Rotary r{extent(g, "x", 1), extent(g, "x", 2), g.at("attributes").at("base")};
-  const auto positions = g.at("inputs").at("positions").at("data").get<std::vector<int64_t>>();
+  const auto positions = testing::integers(g.at("inputs").at("positions").at("data"));
   expect_near(rotary(r, positions, values(g, "inputs", "x")), values(g, "outputs", "y"), agreement);
   expect_near(rotary_backward(r, positions, values(g, "cotangents", "y")),
               values(g, "gradients", "x"), agreement);
@@ -301,7 +301,7 @@ TEST(Goldens, CrossEntropy) {
     SCOPED_TRACE(name);
     const auto g = golden(name);
     const double alpha = g.at("attributes").at("label_smoothing");
-    const auto labels = g.at("inputs").at("labels").at("data").get<std::vector<int64_t>>();
+    const auto labels = testing::integers(g.at("inputs").at("labels").at("data"));
     const Values z = values(g, "inputs", "logits");
     const int64_t classes = extent(g, "logits", 1);
     expect_near(cross_entropy(z, labels, classes, alpha), values(g, "outputs", "loss"), agreement);

@@ -162,7 +162,7 @@ using testing::values;
 
 constexpr double agreement = 1e-13;
 
-void expect_gradient(const nlohmann::json& g, const char* tensor, const Values& got) {
+void expect_gradient(const testing::Golden& g, const char* tensor, const Values& got) {
   SCOPED_TRACE(tensor);
   expect_near(got, values(g, "gradients", tensor), agreement);
 }
