@@ -473,14 +473,12 @@ TEST(ShrinkCommand, ASubjectThatDies) {
   EXPECT_TRUE(holds(ended.out, "CRASHED")) << ended.out;
 }
 
-volatile bool for_ever = true;  // so that no compiler sees through it
-
-class SpinsOnSecondRank final : public Kernel {
+// Asleep: what spins takes from the others the core that its line is judged on.
+class SleepsOnSecondRank final : public Kernel {
  public:
   std::unique_ptr<Saved> forward(Rank& rank, std::span<const View>,
                                  std::span<const View>) override {
-    while (rank.world_rank() == 1 && for_ever) {
-    }
+    while (rank.world_rank() == 1) ::pause();
     return std::make_unique<Saved>();
   }
 };
@@ -489,13 +487,13 @@ TEST(ShrinkCommand, ASubjectThatHangs) {
   Registry r = all_families();
   Declared declared;
   declared.backward = false;
-  r.add(Subject{"spins", "linear_row", [] { return std::make_unique<SpinsOnSecondRank>(); },
+  r.add(Subject{"sleeps", "linear_row", [] { return std::make_unique<SleepsOnSecondRank>(); },
                 declared});
   Ended ended = call(
-      {"shardproof", "shrink", "linear_row tp=4 sp=on subject=spins", "--deadline-scale", "0.03"},
+      {"shardproof", "shrink", "linear_row tp=4 sp=on subject=sleeps", "--deadline-scale", "0.03"},
       r);
   EXPECT_EQ(ended.code, 1) << ended.err;
-  EXPECT_EQ(row(ended.out, "minimal"), "linear_row tp=2 tokens=1 in=2 out=1 subject=spins");
+  EXPECT_EQ(row(ended.out, "minimal"), "linear_row tp=2 tokens=1 in=2 out=1 subject=sleeps");
   EXPECT_TRUE(holds(ended.out, "HUNG")) << ended.out;
 }
 
@@ -545,7 +543,7 @@ class SleepsOnOneLine final : public Kernel {
  public:
   std::unique_ptr<Saved> forward(Rank& rank, std::span<const View>,
                                  std::span<const View>) override {
-    while (print(rank.line()) == sleeps_on && for_ever) usleep(1000);
+    while (print(rank.line()) == sleeps_on) ::pause();
     return std::make_unique<Saved>();
   }
 };
