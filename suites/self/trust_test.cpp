@@ -1,11 +1,13 @@
 // What costs one case its verdict costs no other: records that a subject wrote over, references
 // that throw, processes of a gate that end, harnesses that fail under a rank.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <new>
 #include <set>
@@ -14,6 +16,7 @@
 
 #include "oracle/comm/arena.hpp"
 #include "oracle/fit.hpp"
+#include "oracle/gate_controls.hpp"
 #include "oracle/gate_jobs.hpp"
 #include "oracle/interrupt.hpp"
 #include "suites/self/planted.hpp"
@@ -97,6 +100,17 @@ TEST(Records, ThatNoRankCanMakeAreThoseOfACrash) {
   }
   for (const CheckResult& c : judged_with([](RankRecord&) {}).result.checks)
     EXPECT_EQ(c.verdict, Verdict::passed) << c.check;
+}
+
+TEST(Records, OfAnotherRankOrCaseAreNoVerdict) {
+  for (const auto& change : std::vector<std::function<void(RankRecord&)>>{
+           [](RankRecord& r) { r.rank = 0; }, [](RankRecord& r) { ++r.number; }})
+    try {
+      judged_with(change);
+      ADD_FAILURE() << "the record was taken";
+    } catch (const Infrastructure& e) {
+      EXPECT_TRUE(holds(e.what(), "the channel from the ranks mixes records up")) << e.what();
+    }
 }
 
 // Rank 1 writes over the record that rank 0 has handed in, in the memory that they share. Where
@@ -495,13 +509,13 @@ TEST(AGate, AsksTheChecksThatMustBeSilent) {
   }
 }
 
-// Megabytes that a subject throws are no page of a report.
+// What a subject throws may be longer than a page of a report.
 TEST(Records, HoldTheBeginOfALongMessage) {
   const Registry sound = with_contracts({{"sound", nullptr}});
   Registry r;
   r.add(sound.contract("sound"));
   r.add(Subject{"", "sound", planted::forward([](Rank&, const View&, const View&) {
-                  throw std::runtime_error("lost " + std::string(5'000'000, 'z'));
+                  throw std::runtime_error("lost " + std::string(100'000, 'z'));
                 }),
                 planted::forward_only()});
   Progress silent;
@@ -511,7 +525,7 @@ TEST(Records, HoldTheBeginOfALongMessage) {
   for (const CheckResult& check : report.cases[0].checks)
     for (const Finding& f : check.findings) {
       EXPECT_LT(f.message.size(), 5000u) << check.check;
-      told += holds(f.message, "lost zzz") && holds(f.message, "zzz... (5000005 bytes)");
+      told += holds(f.message, "lost zzz") && holds(f.message, "zzz... (100005 bytes)");
     }
   EXPECT_GT(told, 0u);
 }
@@ -625,6 +639,47 @@ TEST(AGate, TellsATwinThatFailsOnce) {
   EXPECT_EQ(exit_code(report), 1);
 }
 
+// Tier smoke asks a twin what its controls are shown to, and where that fails all that is due.
+TEST(AGate, TellsAllThatFailsOfATwin) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  r.add(Subject{"", "sound", planted::forward([](Rank& rank, const View& in, const View& out) {
+                  planted::own_block(rank, in, out);
+                  in.data[0] ^= std::byte(1);
+                }),
+                planted::forward_only()});
+  r.add(off("sound tp=2 tokens=3 hidden=7"));
+  const Report report = with_controls(r, "smoke");
+  const auto twin = std::find_if(report.cases.begin(), report.cases.end(),
+                                 [](const CaseResult& c) { return holds(c.line, "hidden=7"); });
+  ASSERT_NE(twin, report.cases.end());
+  for (const char* check : {"forward", "memory"}) {
+    const CheckResult* asked = gating::result_of(*twin, check);
+    ASSERT_TRUE(asked) << check;
+    EXPECT_EQ(asked->verdict, Verdict::failed) << check;
+  }
+}
+
+// A reference that is wrong is no subject's failure.
+TEST(AGate, BlamesNoSubjectWhereTheReferenceHasNoNumber) {
+  const Registry r =
+      with_contracts({{"lost", [](Contract& c) {
+                         c.forward = [of = c.forward](const Case& line, std::span<const Whole> x,
+                                                      std::vector<Gauge>* g) {
+                           auto y = of(line, x, g);
+                           y[0].value.data()[0] = std::nan("");
+                           return y;
+                         };
+                       }}});
+  Progress silent;
+  const Report report = run_gate(plain(1), r, silent);
+  const CheckResult& forward = of(report, "lost").checks.at(0);
+  EXPECT_EQ(forward.verdict, Verdict::untested);
+  EXPECT_TRUE(holds(forward.note, "the reference is not finite: expected numbers in y"))
+      << forward.note;
+  EXPECT_EQ(exit_code(report), 3);
+}
+
 // Calls that do not pass the door cannot be broken there.
 TEST(AGate, BreaksNoCallsOfASubjectThatTalksByItself) {
   const Control broken = off("sound tp=2 tokens=3 hidden=7");
@@ -656,6 +711,142 @@ TEST(AGate, SaysWhetherAFailureIsSteady) {
     EXPECT_TRUE(of(report, "sound").steady_known);
     EXPECT_EQ(of(report, "sound").steady, always);
   }
+}
+
+// What an earlier case left in a process is no steady failure of this one.
+TEST(AGate, SaysWhetherAFailureIsSteadyFromAFreshWorld) {
+  Registry r;
+  Contract c = with_contracts({{"sound", nullptr}}).contract("sound");
+  c.cases = [line = c.cases("smoke")[0]](const std::string&) {
+    return Checks{line, line + " fill=normal"};
+  };
+  r.add(std::move(c));
+  r.add(Subject{"", "sound", planted::forward([](Rank& rank, const View& in, const View& out) {
+                  static bool spoilt = false;
+                  spoilt = spoilt || rank.line().text("fill") == "integers";
+                  spoilt&& rank.line().text("fill") == "normal" ? planted::own_block(rank, in, out)
+                                                                : planted::reduced(rank, in, out);
+                }),
+                planted::forward_only()});
+  Progress silent;
+  const Report report = run_gate(plain(1), r, silent);
+  ASSERT_EQ(report.cases.size(), 2u);
+  EXPECT_EQ(exit_code(report), 1);
+  EXPECT_TRUE(report.cases[1].steady_known);
+  EXPECT_FALSE(report.cases[1].steady);
+}
+
+// One that hung once more would cost its deadline for a word.
+TEST(AGate, RunsWhatHungNoSecondTime) {
+  Registry r = with_contracts({{"sound", nullptr}});
+  r.add(Subject{"hangs", "sound", planted::forward([](Rank&, const View&, const View&) {
+                  while (for_ever) usleep(1000);
+                }),
+                planted::forward_only()});
+  Options o = plain(1);
+  o.subjects = {"hangs"};
+  o.deadline_scale = 0.01;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  ASSERT_EQ(report.cases.size(), 1u);
+  EXPECT_EQ(report.cases[0].checks.at(0).verdict, Verdict::hung);
+  EXPECT_FALSE(report.cases[0].steady_known);
+}
+
+// Of a rank that crashed and one that threw, the first is why the other counts for nothing.
+TEST(AGate, BlamesWhoDiedBeforeWhoThrew) {
+  Registry r;
+  r.add(with_contracts({{"sound", nullptr}}).contract("sound"));
+  const auto made = std::make_shared<Turns>();
+  r.add(Subject{"", "sound",
+                [made]() -> std::unique_ptr<Kernel> {
+                  if (made->next() == 0) throw 42;
+                  std::abort();
+                },
+                planted::forward_only()});
+  Progress silent;
+  const Report report = run_gate(plain(1), r, silent);
+  const Finding& f = of(report, "sound").checks.at(0).findings.at(0);
+  EXPECT_TRUE(holds(f.message, "SIGABRT")) << f.message;
+  EXPECT_EQ(f.ranks, std::vector<int>{f.rank});
+  const Checks& state = of(report, "sound").state;
+  EXPECT_TRUE(std::any_of(state.begin(), state.end(), [&](const std::string& line) {
+    return holds(line, fmt::format("rank {} ", 1 - f.rank)) && holds(line, " threw: ");
+  })) << testing::PrintToString(state);
+}
+
+// A lane is proven by what ran on it, and an escape ends a run that is to end at the first failure.
+TEST(AGate, ThatStopsEarlyProvesNoLaneThatItDidNotReach) {
+  Registry r =
+      with_contracts({{"first", nullptr}, {"second", [](Contract& c) {
+                                             c.cases = [](const std::string&) {
+                                               return Checks{"second tp=3 tokens=3 hidden=6"};
+                                             };
+                                           }}});
+  r.add(Subject{"off", "first", planted::forward(planted::own_block), planted::forward_only()});
+  r.add(Subject{"off", "second", planted::forward(planted::own_block), planted::forward_only()});
+  Options o = plain(1);
+  o.subjects = {"off"};
+  o.fail_fast = true;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  EXPECT_EQ(report.cases.size(), 1u);
+  const auto lane = [&](const std::string& name) {
+    return *std::find_if(report.lanes.begin(), report.lanes.end(),
+                         [&](const Lane& l) { return l.name == name; });
+  };
+  EXPECT_TRUE(lane("processes.np2").proven);
+  EXPECT_FALSE(lane("processes.np3").proven);
+  EXPECT_EQ(lane("processes.np3").reason, "no case of it ran");
+}
+TEST(AGate, StopsAtAControlThatEscapes) {
+  Control idle = off("sound tp=2 tokens=3 hidden=7"), next = idle;
+  idle.make = planted::forward(planted::reduced);
+  next.name = "next";
+  Registry r = sound_with(idle);
+  r.add(next);
+  Options o = plain(1);
+  o.controls = o.fail_fast = true;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  ASSERT_EQ(report.controls.size(), 1u);
+  EXPECT_EQ(report.controls[0].outcome, ControlResult::escaped);
+  EXPECT_FALSE(report.complete);
+}
+
+// However long each takes.
+TEST(AGate, ReportsInTheOrderOfWhatIsDue) {
+  Registry r = with_contracts({{"first", nullptr}, {"second", nullptr}});
+  for (const char* contract : {"first", "second"})
+    r.add(Subject{"slow", contract,
+                  planted::forward([](Rank& rank, const View& in, const View& out) {
+                    if (rank.line().contract == "first") usleep(100'000);
+                    planted::reduced(rank, in, out);
+                  }),
+                  planted::forward_only()});
+  Options o = plain(2);
+  o.subjects = {"slow"};
+  o.checks = {"forward"};
+  Heard heard;
+  const Report report = run_gate(o, r, heard);
+  ASSERT_EQ(report.cases.size(), 2u);
+  EXPECT_EQ(report.cases[0].contract, "first");
+}
+
+// A process of the judge's own tests that ends is the judge's failure and takes no case with it.
+TEST(AGate, KnowsThatAnOwnTestWasLost) {
+  Registry r = with_contracts({{"sound", nullptr}});
+  r.add(Planted{"ends", [](double) -> std::string { _exit(0); }});
+  Options o = plain(1);
+  o.self = true;
+  Progress silent;
+  const Report report = run_gate(o, r, silent);
+  EXPECT_EQ(exit_code(report), 3);
+  EXPECT_EQ(report.missing, "");
+  ASSERT_FALSE(report.self.failures.empty());
+  EXPECT_TRUE(holds(report.self.failures[0], "ended before it was through"))
+      << report.self.failures[0];
+  EXPECT_EQ(of(report, "sound").checks.at(0).verdict, Verdict::passed);
 }
 
 TEST(AGate, LeavesAControlOpenWhereItsTwinThrows) {
