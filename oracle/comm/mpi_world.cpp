@@ -134,8 +134,15 @@ class MpiWorld final : public World {
       if (!given_up_at_ && seconds_since(begun_) > limit) give_up(limit);
       if (given_up_at_ && ranks_had_their_time()) break;
     }
+    const bool without_launcher = !alive_ && launcher_gone() && launcher_signal_ != 0;
     auto all = outcomes();
-    // Nobody is blamed for what the harness of a rank could not do.
+    // Nobody is blamed for ranks that ended with their launcher.
+    if (without_launcher)
+      throw Infrastructure(
+          fmt::format("the launcher '{}' was killed by {} in the middle of a case, and its ranks "
+                      "ended with it; run it again",
+                      joined(launcher_, " "), signal_name(launcher_signal_)));
+    // Nor for what the harness of a rank could not do.
     for (size_t r = 0; r < all.size(); ++r)
       if (links_[r].harness && all[r].end == RankOutcome::threw)
         throw Infrastructure(fmt::format("rank {}: {}", r, all[r].text));
@@ -333,6 +340,7 @@ class MpiWorld final : public World {
     int status;
     if (::waitpid(launcher_pid_, &status, WNOHANG) != launcher_pid_) return false;
     launcher_pid_ = -1;
+    launcher_signal_ = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     return true;
   }
 
@@ -611,6 +619,7 @@ class MpiWorld final : public World {
   uint64_t token_ = 0;
   int listener_ = -1;
   pid_t launcher_pid_ = -1;
+  int launcher_signal_ = 0;  // that ended it
   Clock::time_point begun_;
   std::optional<Clock::time_point> lost_at_, given_up_at_;
   std::optional<Watch> watched_;
