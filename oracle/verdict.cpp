@@ -149,10 +149,14 @@ void judge_the_judge(const Report& report, const Counts& n, std::vector<std::str
     why.push_back(fmt::format("{} caught with a margin under {} ({})", number_of(n.weak, "control"),
                               least_margin, names_of(report, weak)));
   // The failure of the twin is what is due then; without one nothing explains the silence.
-  if (n.unjudged > 0 && n.blamed() == 0)
-    why.push_back(fmt::format(
-        "{} unjudged ({})", number_of(n.unjudged, "control"),
-        names_of(report, [](auto& c) { return c.outcome == ControlResult::unjudged; })));
+  const auto unjudged = [](const ControlResult& c) { return c.outcome == ControlResult::unjudged; };
+  if (n.unjudged > 0 && n.blamed() == 0) {
+    const ControlResult& first =
+        *std::find_if(report.controls.begin(), report.controls.end(), unjudged);
+    why.push_back(fmt::format("{} unjudged ({}){}", number_of(n.unjudged, "control"),
+                              names_of(report, unjudged),
+                              first.reason.empty() ? "" : ": " + first.reason));
+  }
 }
 
 // A lane is required by its name ("mpi.np8") or as all lanes of a transport ("mpi").

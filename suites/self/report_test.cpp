@@ -289,6 +289,11 @@ TEST(ExitCode, AControlWithoutAHealthyTwinIsExplainedByTheFailure) {
   EXPECT_EQ(exit_code(report_of({with(Verdict::failed)}, {caught(), unjudged})), 1);
   EXPECT_EQ(exit_code(report_of({healthy()}, {caught(), unjudged})), 3);
   EXPECT_EQ(counts(report_of({}, {unjudged})).unjudged, 1);
+  ControlResult open = unjudged;
+  open.name = "left_open";
+  open.reason = "the launcher was killed";
+  EXPECT_EQ(no_judgement(report_of({healthy()}, {open})),
+            std::vector<std::string>{"1 control unjudged (left_open): the launcher was killed"});
 }
 
 // Nobody is blamed for a machine that is too small for a control, and none is counted as caught.
