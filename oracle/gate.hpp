@@ -21,7 +21,8 @@ struct Options {
   std::vector<std::string> transports, devices, dtypes, subjects, checks, require;
   std::string report, failed, dump;  // folders
   bool fail_fast = false, dry_run = false, canonical = false, in_process = false, controls = true,
-       self = true;  // the self suite runs beside the cases; a single `run` does without
+       self = true;          // the self suite runs beside the cases; a single `run` does without
+  bool twins_alone = false;  // what leaves broken twins and no case of a subject is not empty
   std::optional<uint64_t> seed;
   int seeds = 1;
   // Keys of what a foreign program computes in.

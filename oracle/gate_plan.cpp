@@ -271,7 +271,7 @@ class Planner {
   }
   bool twins_asked_for() const {
     const auto names_one = [](const auto& word) { return word.first == "control"; };
-    return !options_.failed.empty() ||
+    return options_.twins_alone || !options_.failed.empty() ||
            std::any_of(patterns_.begin(), patterns_.end(), [&](const Pattern& p) {
              return std::any_of(p.words.begin(), p.words.end(), names_one);
            });

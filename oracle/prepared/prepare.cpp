@@ -110,8 +110,9 @@ bool narrows_sums(const Case& line, const std::string& key, const std::string& t
 
 // Lines that a gate judges, as a foreign program sees them: each once, whatever ours would run on.
 // `narrowed`: how many of them a word of --with did not go into.
-std::vector<Case> lines_of(const Options& options, const Registry& registry,
+std::vector<Case> lines_of(Options options, const Registry& registry,
                            std::map<std::string, int64_t>& narrowed) {
+  options.twins_alone = true;  // their witnesses are cases like others
   std::vector<Case> lines;
   std::set<std::string> seen;
   const auto add = [&](Case line) {

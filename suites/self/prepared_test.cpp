@@ -1087,6 +1087,23 @@ TEST_F(Prepared, ABatteryHoldsWhatWasChosen) {
   }
 }
 
+// Smoke has sharded_step in f64 alone, and twins of it whose witnesses are in f32 and bf16.
+TEST_F(Prepared, ABatteryHoldsWitnessesWhereNoCaseIsLeft) {
+  Options options = rows_on_two_ranks();
+  options.patterns = {"sharded_step"}, options.dtypes = {"f32", "bf16"};
+  options.program = "shardproof";
+  try {
+    plan_gate(options, families());
+    ADD_FAILURE() << "a case of smoke in f32 or bf16: choose another contract here";
+  } catch (const BadInput& e) {
+    EXPECT_NE(std::string(e.what()).find("there: dtype f64"), std::string::npos) << e.what();
+  }
+  std::set<std::string> types;
+  for (const Member& m : prepare_battery(options, folder, families()).members)
+    types.insert(parse(m.line, families()).text("dtype"));
+  EXPECT_EQ(types, (std::set<std::string>{"bf16", "f32"}));
+}
+
 TEST_F(Prepared, AFolderHoldsOneCaseOrOneBattery) {
   const auto refused = [](const std::string& holds, const std::function<void()>& prepares) {
     try {
