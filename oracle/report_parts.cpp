@@ -30,7 +30,7 @@ std::string row(const std::string& label, const std::string& text, int width) {
   return lines + '\n';
 }
 
-std::string number(double x) { return fmt::format("{:.6g}", x); }
+std::string number(double x) { return judging::number(x, 6); }
 
 std::string ratio(double x) {
   const double size = std::abs(x);

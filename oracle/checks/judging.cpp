@@ -48,7 +48,9 @@ std::vector<int64_t> coordinates(int64_t index, std::span<const int64_t> shape) 
   return c;
 }
 
-std::string number(double v) { return fmt::format("{:.9g}", v); }
+std::string number(double v, int digits) {
+  return fmt::format("{:.{}g}", std::isnan(v) ? std::abs(v) : v, digits);
+}
 
 bool has_gradients(const Contract& contract, const Case& line, const Declared& declared) {
   if (!declared.backward) return false;

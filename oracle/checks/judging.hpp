@@ -38,7 +38,8 @@ std::string tensor_name(const Operand&, bool gradient);  // "y", "gradient of x"
 std::string ranks_text(std::span<const int> ranks,
                        int world);  // "rank 2", "ranks 0-3, 5", "every rank"
 std::vector<int64_t> coordinates(int64_t index, std::span<const int64_t> shape);
-std::string number(double);                   // shortest form that a reader can tell apart
+// Shortest form that a reader can tell apart; a NaN has no sign.
+std::string number(double, int digits = 9);
 std::string why_released(const ShotRecord&);  // without where ranks stood
 std::string what_ended(const ShotRecord&);    // "threw: no memory"
 bool has_gradients(const Contract&, const Case&, const Declared&);

@@ -853,6 +853,8 @@ TEST(Words, Seconds) {
 }
 
 TEST(Words, RatiosAndRanks) {
+  EXPECT_EQ(telling::number(-0.03125), "-0.03125");
+  EXPECT_EQ(telling::number(std::copysign(std::nan(""), -1)), "nan");
   EXPECT_EQ(telling::ratio(0.31), "0.31");
   EXPECT_EQ(telling::ratio(0.999), "1.0");
   EXPECT_EQ(telling::ratio(9.96), "10");
