@@ -220,9 +220,9 @@ void go_round(std::vector<Traffic>& due, const Local& l, bool backward, int64_t 
 }
 // Calls over tokens are cut into chunks of the n rows that a rank gives or gets, products likewise.
 bool in_chunks(const Case& c) { return c.has("overlap") && c.text("overlap") == "chunks"; }
+int64_t tokens_of_row(const Case& c) { return c.at("seq") > 0 ? c.at("batch") : 1; }
 int64_t rows_of_call(const Case& c, const Local& l) {
-  const int64_t batch = c.at("seq") > 0 ? c.at("batch") : 1;
-  return l.tokens / batch / (l.sp ? l.p : 1);
+  return l.tokens / tokens_of_row(c) / (l.sp ? l.p : 1);
 }
 std::vector<int64_t> rows_of_chunks(const Case& c, const Local& l) {
   const int64_t n = rows_of_call(c, l), chunks = c.at("chunks");
@@ -244,9 +244,8 @@ std::vector<int64_t> tokens_of_products(const Case& c) {
   if (in_ring(c)) return std::vector<int64_t>(size_t(l.p), l.tokens / l.p);
   if (!in_chunks(c)) return {l.tokens};
   std::vector<int64_t> tokens;
-  const int64_t owners = l.sp ? l.p : 1;
   for (int64_t rows : rows_of_chunks(c, l))
-    tokens.insert(tokens.end(), size_t(owners), l.tokens / owners / rows_of_call(c, l) * rows);
+    tokens.insert(tokens.end(), size_t(l.sp ? l.p : 1), rows * tokens_of_row(c));
   return tokens;
 }
 // A product of all tokens, or, where it is taken apart, one of each block of them.

@@ -80,32 +80,14 @@ class SummedAgainWhole final : public TokenChunks {
   }
 };
 
-// Chunks are summed in the storage type, whatever the wire is to be.
-class SumInStorageType final : public TokenChunks {
-  void reduce(Parallel& p, const Rows& product, const View& sum) const override {
-    const View narrow = p.workspace(p.storage, sum.shape);
-    TokenChunks::reduce(p, product, narrow);
-    convert(narrow, sum);
-  }
-};
+using SumInStorageType = controls::SumInStorageType<TokenChunks, TokenChunks::Rows>;
 
 // ---- What catches them
 
-TokenCalls calls_by(std::unique_ptr<TokenChunks> chunks) {
-  return TokenCalls(std::make_unique<TokenRing>(), std::move(chunks));
-}
-template <class Chunks>
-std::unique_ptr<Kernel> column_by() {
-  return std::make_unique<LinearColumn>(
-      std::make_unique<ColumnParallel>(calls_by(std::make_unique<Chunks>())));
-}
-template <class Chunks>
-std::unique_ptr<Kernel> row_by() {
-  return std::make_unique<LinearRow>(
-      std::make_unique<RowParallel>(calls_by(std::make_unique<Chunks>())));
-}
+using controls::column_by;
 using controls::column_with;
 using controls::Row;
+using controls::row_by;
 using controls::row_with;
 using controls::WeightGradientOverwritten;
 

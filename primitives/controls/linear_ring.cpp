@@ -91,14 +91,8 @@ struct OwnPartTwice final : TokenRing {
   }
 };
 
-// The sum travels in the storage type, whatever the wire is to be: rounded to it at every hop.
-struct SumInStorageType final : TokenRing {
-  void reduce(Parallel& p, const Block& product, const View& sum) const override {
-    const View narrow = p.workspace(p.storage, sum.shape);
-    TokenRing::reduce(p, product, narrow);
-    convert(narrow, sum);
-  }
-};
+// The sum travels in the storage type, rounded to it at every hop.
+using SumInStorageType = controls::SumInStorageType<TokenRing, TokenRing::Block>;
 
 // ---- Products
 
@@ -143,59 +137,51 @@ class PassedKeptInLayer final : public ColumnParallel {
 
 // ---- What catches them
 
-template <class Ring>
-std::unique_ptr<Kernel> column_on() {
-  return std::make_unique<LinearColumn>(
-      std::make_unique<ColumnParallel>(TokenCalls(std::make_unique<Ring>())));
-}
-template <class Ring>
-std::unique_ptr<Kernel> row_on() {
-  return std::make_unique<LinearRow>(
-      std::make_unique<RowParallel>(TokenCalls(std::make_unique<Ring>())));
-}
+using controls::column_by;
 using controls::column_with;
 using controls::Row;
+using controls::row_by;
 using controls::row_with;
 using controls::WeightGradientOverwritten;
 
 const Row rows[] = {
-    {"linear_column", "ring_owner_on_other_side", column_on<OwnerOnOtherSide>, "forward,gradient",
+    {"linear_column", "ring_owner_on_other_side", column_by<OwnerOnOtherSide>, "forward,gradient",
      "adjoint,ledger", "neighbour of ring_owner_is_neighbour", "tp=3 sp=on overlap=ring",
      "p >= 3: on two ranks both ways are one"},
-    {"linear_row", "ring_owner_on_other_side", row_on<OwnerOnOtherSide>, "forward,gradient",
+    {"linear_row", "ring_owner_on_other_side", row_by<OwnerOnOtherSide>, "forward,gradient",
      "adjoint,ledger", "neighbour of ring_owner_is_neighbour", "tp=4 sp=on overlap=ring",
      "p >= 3: on two ranks both ways are one"},
-    {"linear_column", "ring_owner_is_neighbour", column_on<OwnerIsNeighbour>,
+    {"linear_column", "ring_owner_is_neighbour", column_by<OwnerIsNeighbour>,
      "forward,gradient,adjoint", "ledger", "hw-native-sys/pypto 2332", "tp=2 sp=on overlap=ring",
      "p >= 2"},
-    {"linear_row", "ring_owner_is_neighbour", row_on<OwnerIsNeighbour>, "gradient,adjoint",
+    {"linear_row", "ring_owner_is_neighbour", row_by<OwnerIsNeighbour>, "gradient,adjoint",
      "forward,ledger", "hw-native-sys/pypto 2332", "tp=2 sp=on overlap=ring", "p >= 2"},
-    {"linear_column", "ring_last_block_left_out", column_on<LastBlockLeftOut>, "forward", "ledger",
+    {"linear_column", "ring_last_block_left_out", column_by<LastBlockLeftOut>, "forward", "ledger",
      "as many products as hops", "tp=2 sp=on overlap=ring", "p >= 2"},
-    {"linear_row", "ring_last_block_left_out", row_on<LastBlockLeftOut>, "gradient",
+    {"linear_row", "ring_last_block_left_out", row_by<LastBlockLeftOut>, "gradient",
      "forward,ledger", "as many products as hops", "tp=4 sp=on overlap=ring", "p >= 2"},
-    {"linear_column", "ring_multiplied_after_refill", column_on<MultipliedAfterRefill>,
+    {"linear_column", "ring_multiplied_after_refill", column_by<MultipliedAfterRefill>,
      "forward,gradient", "ledger", "uccl-project/mKernel 18", "tp=2 sp=on overlap=ring", "p >= 2"},
-    {"linear_row", "ring_multiplied_after_refill", row_on<MultipliedAfterRefill>, "gradient",
+    {"linear_row", "ring_multiplied_after_refill", row_by<MultipliedAfterRefill>, "gradient",
      "forward,ledger", "uccl-project/mKernel 18", "tp=4 sp=on overlap=ring", "p >= 2"},
-    {"linear_column", "ring_last_arrival_unawaited", column_on<LastArrivalUnawaited>,
+    {"linear_column", "ring_last_arrival_unawaited", column_by<LastArrivalUnawaited>,
      "forward,gradient", "ledger", "NVIDIA/TransformerEngine 1067", "tp=2 sp=on overlap=ring",
      "p >= 2"},
-    {"linear_row", "ring_last_arrival_unawaited", row_on<LastArrivalUnawaited>, "forward,gradient",
+    {"linear_row", "ring_last_arrival_unawaited", row_by<LastArrivalUnawaited>, "forward,gradient",
      "ledger", "NVIDIA/TransformerEngine 1067", "tp=4 sp=on overlap=ring", "p >= 2"},
-    {"linear_column", "ring_own_part_left_out", column_on<OwnPartLeftOut>, "gradient,adjoint",
+    {"linear_column", "ring_own_part_left_out", column_by<OwnPartLeftOut>, "gradient,adjoint",
      "forward,ledger", "p - 1 additions of p parts", "tp=4 sp=on overlap=ring", "p >= 2"},
-    {"linear_row", "ring_own_part_left_out", row_on<OwnPartLeftOut>, "forward,adjoint",
+    {"linear_row", "ring_own_part_left_out", row_by<OwnPartLeftOut>, "forward,adjoint",
      "gradient,ledger", "p - 1 additions of p parts", "tp=4 sp=on overlap=ring", "p >= 2"},
-    {"linear_column", "ring_own_part_twice", column_on<OwnPartTwice>, "gradient,adjoint",
+    {"linear_column", "ring_own_part_twice", column_by<OwnPartTwice>, "gradient,adjoint",
      "forward,ledger", "p + 1 additions of p parts", "tp=2 sp=on overlap=ring", "p >= 2"},
-    {"linear_row", "ring_own_part_twice", row_on<OwnPartTwice>, "forward,adjoint",
+    {"linear_row", "ring_own_part_twice", row_by<OwnPartTwice>, "forward,adjoint",
      "gradient,ledger", "p + 1 additions of p parts", "tp=2 sp=on overlap=ring", "p >= 2"},
-    {"linear_column", "ring_sum_in_storage_type", column_on<SumInStorageType>, "gradient,ledger",
+    {"linear_column", "ring_sum_in_storage_type", column_by<SumInStorageType>, "gradient,ledger",
      "forward", "NVIDIA/Megatron-LM 6199",
      "tp=4 tokens=96 in=64 sp=on overlap=ring dtype=bf16 wire=f32 fill=normal",
      "a wire wider than the storage"},
-    {"linear_row", "ring_sum_in_storage_type", row_on<SumInStorageType>, "forward,ledger",
+    {"linear_row", "ring_sum_in_storage_type", row_by<SumInStorageType>, "forward,ledger",
      "gradient", "NVIDIA/Megatron-LM 6199",
      "tp=4 sp=on overlap=ring dtype=bf16 wire=f32 fill=normal", "a wire wider than the storage"},
     {"linear_row", "ring_bias_on_every_rank", row_with<BiasOnEveryRank>, "forward",
