@@ -23,7 +23,7 @@ class Worlds {
   World& get(const std::string& transport, int ranks);
   void drop(const std::string& transport);
   const Options& options() const { return options_; }
-  std::function<void()> meanwhile;  // called again and again while ranks are waited for
+  std::function<void()> meanwhile = [] {};  // called again and again while ranks are waited for
 
  private:
   const Options& options_;

@@ -297,9 +297,8 @@ void require_prepared(const std::string& folder) {
   const char* last = of_case ? case_name : battery_name;
   throw BadInput(fmt::format(
       "{}: expected the file that `prepare` writes last, met nothing there: it was interrupted in "
-      "this folder, or the folder was moved or copied in part; bring the file along, or prepare "
-      "the "
-      "folder again",
+      "this folder, or the folder was moved or copied in part; bring the file along, or "
+      "prepare the folder again",
       (fs::path(folder) / last).string()));
 }
 
