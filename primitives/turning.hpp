@@ -1,4 +1,5 @@
-// What every ring is made of: places on it, and the two buffers of what goes round.
+// What rings, and other calls in turns, are made of: places on a ring, and the two buffers of what
+// travels.
 #pragma once
 #include <utility>
 #include <vector>
