@@ -19,6 +19,7 @@ void family_norm(Registry&);
 void controls_attention_block(Registry&);
 
 namespace {
+namespace attention_block_test {
 
 using reference::AttentionBlockInputs;
 using reference::AttentionBlockShape;
@@ -201,5 +202,6 @@ TEST(AttentionBlockOnRanks, SequenceParallelismIsNoContextParallelism) {
   EXPECT_EQ(apart.forward, whole.forward);
 }
 
+}  // namespace attention_block_test
 }  // namespace
 }  // namespace shardproof

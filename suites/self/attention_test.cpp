@@ -29,10 +29,11 @@ void controls_attention_block(Registry&);
 void controls_packed(Registry&);
 
 namespace {
+namespace attention_test {
 
 using Shape = std::vector<int64_t>;
 using Rows = std::vector<int64_t>;
-using testing::Numbers;
+using on_threads::Numbers;
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
@@ -397,10 +398,10 @@ TEST(AttentionPairs, AreThoseOfTheMask) {
 
 // ---- Kernels on threads
 
-using testing::Workspaces;
+using on_threads::Workspaces;
 
 // Whole outputs, gradients, and what each rank computed and used.
-struct Outcome : testing::Outcome {
+struct Outcome : on_threads::Outcome {
   std::vector<int64_t> pairs;
 };
 
@@ -415,7 +416,7 @@ template <class Kernel>
 Outcome run_kernel(const Case& line, const std::vector<Numbers>& inputs,
                    const std::vector<Numbers>& cotangents) {
   std::vector<int64_t> pairs(size_t(line.mesh().world()));
-  auto run = testing::run_kernels(
+  auto run = on_threads::run_kernels(
       line, contract_of(line).operands(line), [] { return std::make_unique<Kernel>(); }, inputs,
       cotangents, [&](int rank, Kernel& kernel) { pairs[size_t(rank)] = kernel.pairs(); });
   return {std::move(run), std::move(pairs)};
@@ -646,5 +647,6 @@ TEST(AttentionChecks, LeakIsSilentOnHealthyPackingAndNamesTheDocument) {
   EXPECT_NE(leaks.find("changed when sequence"), std::string::npos) << leaks;
 }
 
+}  // namespace attention_test
 }  // namespace
 }  // namespace shardproof

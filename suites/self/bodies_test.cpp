@@ -17,6 +17,7 @@
 
 namespace shardproof::primitives {
 namespace {
+namespace bodies_test {
 
 Tensor one(void* data, Number n) { return {data, n, 0, {}, {}, 1}; }
 
@@ -181,5 +182,6 @@ TEST(Rows, ComeAsRuns) {
   EXPECT_EQ(runs, (std::vector<std::vector<int64_t>>{{4, 0, 3}, {1, 3, 1}, {9, 4, 2}}));
 }
 
+}  // namespace bodies_test
 }  // namespace
 }  // namespace shardproof::primitives

@@ -9,6 +9,7 @@
 
 namespace shardproof {
 namespace {
+namespace bounds_test {
 
 using namespace toy;
 
@@ -438,5 +439,6 @@ TEST(Measured, AMissingPartIsFarOutside) {
   EXPECT_GT(std::abs(part.value) / bound, 1e6);
 }
 
+}  // namespace bounds_test
 }  // namespace
 }  // namespace shardproof

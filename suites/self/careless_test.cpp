@@ -18,6 +18,7 @@
 
 namespace shardproof {
 namespace {
+namespace careless_test {
 
 using planted::PlainColumn;
 using Views = std::span<const View>;
@@ -318,5 +319,6 @@ TEST(Careless, ACaseThatIsTooSlowBlamesNoCall) {
   ADD_FAILURE() << why;
 }
 
+}  // namespace careless_test
 }  // namespace
 }  // namespace shardproof

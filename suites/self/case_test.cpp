@@ -12,6 +12,7 @@
 
 namespace shardproof {
 namespace {
+namespace case_test {
 
 constexpr int64_t lowest = std::numeric_limits<int64_t>::min(),
                   highest = std::numeric_limits<int64_t>::max();
@@ -338,5 +339,6 @@ TEST(Registry, AContractsOwnKeyReplacesACommonOne) {
   EXPECT_THROW(parse("half_only dtype=f64", r), BadInput);
 }
 
+}  // namespace case_test
 }  // namespace
 }  // namespace shardproof

@@ -15,6 +15,7 @@
 
 namespace shardproof {
 namespace {
+namespace checks_test {
 
 using namespace toy;
 
@@ -1958,5 +1959,6 @@ TEST(Words, Ranks) {
   EXPECT_EQ(judging::ranks_text(std::vector<int>{0, 1, 2, 3}, 4), "every rank");
 }
 
+}  // namespace checks_test
 }  // namespace
 }  // namespace shardproof

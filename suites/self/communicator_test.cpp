@@ -14,10 +14,11 @@
 
 namespace shardproof {
 namespace {
+namespace communicator_test {
 
-using testing::Meeting;
-using testing::run_ranks;
-using testing::TestRank;
+using on_threads::Meeting;
+using on_threads::run_ranks;
+using on_threads::TestRank;
 using Shape = std::vector<int64_t>;
 using Values = std::vector<double>;
 
@@ -797,5 +798,6 @@ TEST(DelayDoor, pauses_and_changes_nothing) {
   });
 }
 
+}  // namespace communicator_test
 }  // namespace
 }  // namespace shardproof

@@ -15,6 +15,7 @@
 
 namespace shardproof {
 namespace {
+namespace diff_test {
 
 using Texts = std::vector<std::string>;
 
@@ -409,5 +410,6 @@ TEST_F(Diff, RefusesWhatIsNoReport) {
   EXPECT_THROW(read_report(folder_ / "huge.json", "OLD"), BadInput);
 }
 
+}  // namespace diff_test
 }  // namespace
 }  // namespace shardproof

@@ -20,6 +20,7 @@
 
 namespace shardproof::digest {
 namespace {
+namespace digest_test {
 
 constexpr uint64_t lane0 = 0x243F6A8885A308D3, lane1 = 0x13198A2E03707344;
 
@@ -526,5 +527,6 @@ TEST(DigestWhere, TheFirstOf64MillionInThreeRoundsBetweenRanks) {
   }
 }
 
+}  // namespace digest_test
 }  // namespace
 }  // namespace shardproof::digest

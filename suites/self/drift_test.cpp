@@ -25,6 +25,7 @@
 
 namespace shardproof {
 namespace {
+namespace drift_test {
 
 const Registry& registry() {
   static const Registry r = all_families();
@@ -1214,5 +1215,6 @@ TEST(DriftLog, WhatIsNoRecordIsRefusedWithLineAndColumn) {
   EXPECT_NE(reading("hello\n").find("log:1:1: expected step="), std::string::npos);
 }
 
+}  // namespace drift_test
 }  // namespace
 }  // namespace shardproof

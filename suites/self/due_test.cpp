@@ -13,6 +13,7 @@
 
 namespace shardproof {
 namespace {
+namespace due_test {
 
 struct Nothing : Kernel {
   std::unique_ptr<Saved> forward(Rank&, std::span<const View>, std::span<const View>) override {
@@ -392,5 +393,6 @@ TEST(Due, OwnCommunicationIsNotProven) {
                   .empty());
 }
 
+}  // namespace due_test
 }  // namespace
 }  // namespace shardproof

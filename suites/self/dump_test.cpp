@@ -17,6 +17,7 @@
 
 namespace shardproof {
 namespace {
+namespace dump_test {
 
 namespace fs = std::filesystem;
 using tensors::SafetensorsFile;
@@ -196,5 +197,6 @@ TEST(DumpFolder, IsNamedAfterItsLineAndNowhereElse) {
   EXPECT_NE(folder_name("same", "one"), folder_name("same", "two"));
 }
 
+}  // namespace dump_test
 }  // namespace
 }  // namespace shardproof

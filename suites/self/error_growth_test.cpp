@@ -19,6 +19,7 @@ void family_attention(Registry&);
 void family_linear(Registry&);
 
 namespace {
+namespace error_growth_test {
 
 const Registry& families() {
   static const Registry registry = [] {
@@ -160,5 +161,6 @@ TEST(ErrorGrowth, RowParallelSumsGrowWithThePartsOnTheWire) {
              "tp");
 }
 
+}  // namespace error_growth_test
 }  // namespace
 }  // namespace shardproof

@@ -14,6 +14,7 @@ namespace shardproof {
 void family_expert_mlp(Registry&);
 
 namespace {
+namespace expert_mlp_test {
 
 using reference::Activation;
 using reference::expert_mlp;
@@ -74,9 +75,9 @@ TEST(ReferenceExpertMlp, AClosedGateHasAGradient) {
 }
 
 TEST(ReferenceExpertMlp, GoldenOfSwiglu) {
-  using testing::extent;
-  using testing::values;
-  const auto g = testing::golden("expert_swiglu");
+  using goldens::extent;
+  using goldens::values;
+  const auto g = goldens::golden("expert_swiglu");
   const ExpertMlpShape s{extent(g, "x", 0),
                          extent(g, "chosen", 1),
                          extent(g, "w1", 0),
@@ -186,5 +187,6 @@ TEST(Bounds, OfCopiesAreSummed) {
   EXPECT_NEAR(bound("dp=2"), 4 * (3 + 2) * 0x1p-8, 2e-3);
 }
 
+}  // namespace expert_mlp_test
 }  // namespace
 }  // namespace shardproof

@@ -24,6 +24,7 @@ void family_expert_mlp(Registry&);
 void controls_expert(Registry&);
 
 namespace {
+namespace expert_test {
 
 using reference::Values;
 using Numbers = std::vector<int64_t>;
@@ -565,5 +566,6 @@ TEST(Balance, IntegersKeepItsSumExact) {
   EXPECT_EQ(families().contract("expert_balance").integer_range(line), 14);
 }
 
+}  // namespace expert_test
 }  // namespace
 }  // namespace shardproof

@@ -7,6 +7,7 @@
 
 namespace shardproof {
 namespace {
+namespace explain_test {
 
 // Without runs of blanks: columns may move.
 std::string squeezed(const std::string& text) {
@@ -229,5 +230,6 @@ TEST(Explain, TheGatherHoldsAllKeys) {
                       fmt::format("2 calls, {} rounds, buffers 9 KiB", 2 * (p - 1))));
 }
 
+}  // namespace explain_test
 }  // namespace
 }  // namespace shardproof

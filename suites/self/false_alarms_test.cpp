@@ -15,6 +15,7 @@ void family_mapping(Registry&);
 void family_mlp(Registry&);
 
 namespace {
+namespace false_alarms_test {
 
 constexpr int64_t due_checks_in_all = 10000;
 
@@ -85,5 +86,6 @@ TEST(FalseAlarms, NoneInTenThousandHealthyChecks) {
   }
 }
 
+}  // namespace false_alarms_test
 }  // namespace
 }  // namespace shardproof

@@ -14,10 +14,11 @@
 
 namespace shardproof {
 namespace {
+namespace faults_test {
 
-using testing::Meeting;
-using testing::run_ranks;
-using testing::TestRank;
+using on_threads::Meeting;
+using on_threads::run_ranks;
+using on_threads::TestRank;
 using Shape = std::vector<int64_t>;
 using Values = std::vector<double>;
 
@@ -893,5 +894,6 @@ TEST(Device, buffers_out_of_reach_are_said_to_be) {
   EXPECT_TRUE(swaps.active());
 }
 
+}  // namespace faults_test
 }  // namespace
 }  // namespace shardproof

@@ -27,6 +27,7 @@
 
 namespace shardproof {
 namespace {
+namespace fixtures_test {
 
 using Ints = std::vector<int64_t>;
 using Groups = std::vector<std::vector<int>>;
@@ -479,7 +480,7 @@ TEST(Placement, LayoutsAsText) {
   const Layout layout = {{Axis::cp, S(0)}, {Axis::tp, S(1, uneven_map())}, {Axis::dp, R()}};
   EXPECT_EQ(text(layout), "cp:S(0) tp:S(1,uneven) dp:R");
   EXPECT_EQ(text(dual(layout)), "cp:S(0) tp:S(1,uneven) dp:P");
-  EXPECT_EQ(text({}), "");
+  EXPECT_EQ(text(Layout{}), "");
   EXPECT_EQ(letter(placement_on(layout, Axis::dp)), 'R');
   EXPECT_EQ(letter(placement_on(layout, Axis::pp)), 'V');  // not named: data of its own
   for (const char* word : {"tp", "cp", "dp", "ep", "pp"})
@@ -1034,5 +1035,6 @@ TEST(Regressions, TheStoredFileIsReadable) {
   }
 }
 
+}  // namespace fixtures_test
 }  // namespace
 }  // namespace shardproof

@@ -12,7 +12,7 @@
 
 #include "oracle/json.hpp"
 
-namespace shardproof::testing {
+namespace shardproof::goldens {
 
 // A part of a golden, which holds the whole.
 class Golden {
@@ -83,4 +83,4 @@ inline int64_t extent(const Golden& g, const char* tensor, size_t dim) {
   return integers(g.at("inputs").at(tensor).at("shape")).at(dim);
 }
 
-}  // namespace shardproof::testing
+}  // namespace shardproof::goldens

@@ -14,6 +14,7 @@ void family_mapping(Registry&);
 void family_mlp(Registry&);
 
 namespace {
+namespace gradcheck_test {
 
 // An MLP whose gradient of x is off by a factor, or whose output is.
 class Scaled final : public Kernel {
@@ -192,5 +193,6 @@ TEST(Gradcheck, IsDueInDoubleOnSmallCasesOfOneHost) {
   EXPECT_FALSE(is_due("linear_row tp=2 frozen=on input_grad=off"));
 }
 
+}  // namespace gradcheck_test
 }  // namespace
 }  // namespace shardproof

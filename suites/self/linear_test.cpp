@@ -23,6 +23,7 @@ void controls_linear_ring(Registry&);
 void controls_linear_chunks(Registry&);
 
 namespace {
+namespace linear_test {
 
 using Shape = std::vector<int64_t>;
 using Rows = std::vector<int64_t>;
@@ -544,5 +545,6 @@ TEST(HostGemm, ShapesThatDoNotMeetAreRefused) {
                std::invalid_argument);
 }
 
+}  // namespace linear_test
 }  // namespace
 }  // namespace shardproof

@@ -9,6 +9,7 @@
 
 namespace shardproof {
 namespace {
+namespace lockstep_test {
 
 Fingerprint calling(int rank, Op op = Op::all_reduce, Reduce reduce = Reduce::sum) {
   Group group{{0, 1, 2, 3}, rank, "tp", 0};
@@ -284,5 +285,6 @@ TEST(Group, IdentityFollowsFromMembersAndTheirOrder) {
   EXPECT_NE(group_id(a), group_id(c));
 }
 
+}  // namespace lockstep_test
 }  // namespace
 }  // namespace shardproof

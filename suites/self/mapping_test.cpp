@@ -16,6 +16,7 @@ void family_mapping(Registry&);
 void controls_mapping(Registry&);
 
 namespace {
+namespace mapping_test {
 
 const Registry& family() {
   static const Registry registry = [] {
@@ -348,5 +349,6 @@ TEST(MappingWire, OfAnotherTypeIsRefused) {
   }
 }
 
+}  // namespace mapping_test
 }  // namespace
 }  // namespace shardproof

@@ -14,6 +14,7 @@
 
 namespace shardproof {
 namespace {
+namespace model_test {
 
 namespace fs = std::filesystem;
 
@@ -468,5 +469,6 @@ TEST(ModelCommand, WrongCallsAreOneLine) {
   }
 }
 
+}  // namespace model_test
 }  // namespace
 }  // namespace shardproof

@@ -24,6 +24,7 @@ void family_muon_step(Registry&);
 void controls_muon(Registry&);
 
 namespace {
+namespace muon_step_test {
 
 using Doubles = std::vector<double>;
 using primitives::CutMatrix;
@@ -195,11 +196,11 @@ TEST(MuonStep, ByHand) {
 }
 
 TEST(MuonStep, IsThatOfPyTorch) {
-  const auto golden = testing::golden("muon");
+  const auto golden = goldens::golden("muon");
   const auto& a = golden.at("attributes");
   for (const std::string name : {"tall", "wide", "square"}) {
     const auto of = [&](const char* part, const char* tensor) {
-      return testing::values(golden, part, (name + tensor).c_str());
+      return goldens::values(golden, part, (name + tensor).c_str());
     };
     MuonRule by;
     by.lr = a.at("lr"), by.decay = a.at("decay"), by.iterations = a.at("ns_steps");
@@ -207,8 +208,8 @@ TEST(MuonStep, IsThatOfPyTorch) {
     by.nesterov = a.at(name + "_nesterov"), by.average = true;
     by.match_rms = a.at(name + "_scale") == "match_rms_adamw";
     const auto tensor = name + "_w";
-    const MatrixExtents extents{testing::extent(golden, tensor.c_str(), 0),
-                                testing::extent(golden, tensor.c_str(), 1)};
+    const MatrixExtents extents{goldens::extent(golden, tensor.c_str(), 0),
+                                goldens::extent(golden, tensor.c_str(), 1)};
     const auto step = reference::muon_step(by, extents, of("inputs", "_w"), of("inputs", "_m"),
                                            certain(of("inputs", "_g")), 1, u64);
     expect_near(step.x.value, of("outputs", "_w"));
@@ -602,9 +603,9 @@ std::vector<Doubles> without_gradients(const Case& line) {
     whole.emplace_back(size_t(product(operands[i].shape)), NAN);
   std::mutex lock;
   const Mesh mesh = line.mesh();
-  const auto thrown = testing::run_ranks(mesh, [&](testing::TestRank& place) {
+  const auto thrown = on_threads::run_ranks(mesh, [&](on_threads::TestRank& place) {
     const int r = place.state.rank;
-    testing::ThreadedRank rank(line, place);
+    on_threads::ThreadedRank rank(line, place);
     std::vector<Buffer> buffers;
     buffers.reserve(operands.size());
     std::vector<View> in, out;
@@ -667,5 +668,6 @@ TEST(MuonOnRanks, ABoundThatSaysNothingIsVacuous) {
             Verdict::passed);
 }
 
+}  // namespace muon_step_test
 }  // namespace
 }  // namespace shardproof

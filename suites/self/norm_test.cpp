@@ -30,6 +30,7 @@ void controls_replicated(Registry&);
 void controls_block(Registry&);
 
 namespace {
+namespace norm_test {
 
 using reference::Values;
 using Shape = std::vector<int64_t>;
@@ -647,5 +648,6 @@ TEST(PrimitivesPhilox, WordsFollowTheIndex) {
             primitives::philox4x32({0, 1, 0, 0}, {5, 0})[0]);
 }
 
+}  // namespace norm_test
 }  // namespace
 }  // namespace shardproof

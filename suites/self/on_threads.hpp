@@ -13,7 +13,7 @@
 #include "oracle/contract.hpp"
 #include "suites/self/thread_door.hpp"
 
-namespace shardproof::testing {
+namespace shardproof::on_threads {
 
 using Numbers = std::vector<double>;
 
@@ -134,4 +134,4 @@ Outcome run_step(const Case& line, const std::vector<Operand>& operands, const M
   return run_kernels(line, operands, make, inputs, {}, [](int, Kernel&) {});
 }
 
-}  // namespace shardproof::testing
+}  // namespace shardproof::on_threads

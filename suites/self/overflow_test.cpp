@@ -12,6 +12,7 @@
 
 namespace shardproof {
 namespace {
+namespace overflow_test {
 
 using namespace toy;
 
@@ -284,5 +285,6 @@ TEST(Overflow, AProbeAlongAResultIsOfTheSizeOfOtherCotangents) {
   EXPECT_EQ(exit_code(report), 0);
 }
 
+}  // namespace overflow_test
 }  // namespace
 }  // namespace shardproof

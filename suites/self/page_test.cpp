@@ -23,6 +23,7 @@
 
 namespace shardproof {
 namespace {
+namespace page_test {
 
 namespace fs = std::filesystem;
 
@@ -333,5 +334,6 @@ TEST_F(Browser, WouldBeMarkedByHostileMarkup) {
   EXPECT_EQ(between(dom, "<html", ">"), " lang=\"en\" data-owned=\"1\"");
 }
 
+}  // namespace page_test
 }  // namespace
 }  // namespace shardproof

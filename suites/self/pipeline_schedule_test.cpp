@@ -19,6 +19,7 @@ void family_pipeline_schedule(Registry&);
 void controls_pipeline_schedule(Registry&);
 
 namespace {
+namespace pipeline_schedule_test {
 
 using primitives::Action;
 using primitives::Plan;
@@ -463,7 +464,7 @@ TEST(ScheduleContract, IntegersAreExactWhereTheNumberOfMicrobatchesIsAPowerOfTwo
 
 struct Ran {
   std::map<std::string, Doubles> results;
-  std::vector<testing::Workspaces> used;
+  std::vector<on_threads::Workspaces> used;
   const Doubles& operator[](const std::string& name) const { return results.at(name); }
 };
 
@@ -476,7 +477,7 @@ Ran run(const std::string& words, const std::vector<Doubles>& inputs,
       if (c.name == control) return c.make();
     return family().subject("pipeline_schedule", "").make();
   };
-  auto ran = testing::run_step(line, operands, make, inputs);
+  auto ran = on_threads::run_step(line, operands, make, inputs);
   for (const std::string& thrown : ran.thrown) EXPECT_EQ(thrown, "");
   Ran r{{}, std::move(ran.forward)};
   for (size_t i = 0; i < ran.outputs.size(); ++i)
@@ -593,5 +594,6 @@ TEST(ScheduleKernel, HoldsWhatIsInFlight) {
   for (int64_t m : {4, 8, 16}) EXPECT_EQ(held("zero_bubble", m, 1), 2);
 }
 
+}  // namespace pipeline_schedule_test
 }  // namespace
 }  // namespace shardproof

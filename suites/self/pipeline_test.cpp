@@ -23,6 +23,7 @@ void family_pipeline(Registry&);
 void controls_pipeline(Registry&);
 
 namespace {
+namespace pipeline_test {
 
 using primitives::Stage;
 using primitives::Unit;
@@ -363,9 +364,9 @@ Ran run_two_stages(const std::string& control = "") {
       if (c.name == control) return c.make();
     return family().subject("pipeline_stages", "").make();
   };
-  const auto run = testing::run_kernels(line, contract().operands(line), make,
-                                        {{1, 2, 3, 4}, {1}, {0}, {1}, {0}}, {{1, 1, 10, 10}},
-                                        [](int, Kernel&) {});
+  const auto run = on_threads::run_kernels(line, contract().operands(line), make,
+                                           {{1, 2, 3, 4}, {1}, {0}, {1}, {0}}, {{1, 1, 10, 10}},
+                                           [](int, Kernel&) {});
   for (const std::string& thrown : run.thrown) EXPECT_EQ(thrown, "");
   return {run.outputs[0],   run.gradients[0], run.gradients[1],
           run.gradients[2], run.gradients[3], run.gradients[4]};
@@ -452,9 +453,9 @@ Doubles gradient_of_table(int stages, const std::string& control = "") {
       if (c.name == control) return c.make();
     return family().subject("pipeline_tied", "").make();
   };
-  const auto run = testing::run_kernels(line, tied().operands(line), make,
-                                        {{1, 0, 1, 1}, {3, 5}, {1}, {0}, {1}, {0}},
-                                        {{1, 0, 0, 10, 0, 0, 0, 0}}, [](int, Kernel&) {});
+  const auto run = on_threads::run_kernels(line, tied().operands(line), make,
+                                           {{1, 0, 1, 1}, {3, 5}, {1}, {0}, {1}, {0}},
+                                           {{1, 0, 0, 10, 0, 0, 0, 0}}, [](int, Kernel&) {});
   for (const std::string& thrown : run.thrown) EXPECT_EQ(thrown, "");
   EXPECT_EQ(run.outputs[0], (Doubles{15, 25, 9, 15, 15, 25, 15, 25}));
   return run.gradients[1];
@@ -546,5 +547,6 @@ TEST(PipelineFiles, AreAnsweredByStages) {
   EXPECT_NE(std::find(apart.begin(), apart.end(), "replica"), apart.end());
 }
 
+}  // namespace pipeline_test
 }  // namespace
 }  // namespace shardproof

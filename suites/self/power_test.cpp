@@ -18,6 +18,7 @@ namespace shardproof {
 void family_mapping(Registry&);
 
 namespace {
+namespace power_test {
 
 using namespace toy;
 
@@ -612,5 +613,6 @@ TEST(Operators, AnArgumentThatNobodyReadsSpeaksForItsLineWhereKindsAreAlike) {
   }
 }
 
+}  // namespace power_test
 }  // namespace
 }  // namespace shardproof

@@ -25,6 +25,7 @@
 
 namespace shardproof::prepared {
 namespace {
+namespace prepared_test {
 
 using foreign::answer;
 using foreign::judged;
@@ -1372,5 +1373,6 @@ TEST_F(Prepared, ABatteryIsJudgedWhole) {
   expect_refused(b.members[1].folder, {"nothing there", "put it back"});
 }
 
+}  // namespace prepared_test
 }  // namespace
 }  // namespace shardproof::prepared

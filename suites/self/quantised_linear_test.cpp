@@ -22,6 +22,7 @@ void family_quantised_linear(Registry&);
 void controls_quantised_linear(Registry&);
 
 namespace {
+namespace quantised_linear_test {
 
 using reference::EightBitFormat;
 using reference::Quantiser;
@@ -318,8 +319,8 @@ TEST(QuantisedLinear, BoundsByHand) {
 
 // ---- Against torchao
 
-Values golden_values(const testing::Golden& g, const char* part, const std::string& name) {
-  return testing::values(g, part, name.c_str());
+Values golden_values(const goldens::Golden& g, const char* part, const std::string& name) {
+  return goldens::values(g, part, name.c_str());
 }
 
 void expect_within(const Whole& got, const Gauge& gauge, const Values& want) {
@@ -336,7 +337,7 @@ const std::pair<const char*, const char*> recipes[] = {
     {"exact", ""}, {"pow2", "scaling=pow2"}, {"high", "wgrad=high"}};
 
 TEST(QuantisedLinear, IsThatOfTorchao) {
-  const auto g = testing::golden("float8_linear");
+  const auto g = goldens::golden("float8_linear");
   const std::vector<Whole> in{{{4, 6}, golden_values(g, "inputs", "x")},
                               {{8, 6}, golden_values(g, "inputs", "w")},
                               {{8}, golden_values(g, "inputs", "b")}};
@@ -353,14 +354,14 @@ TEST(QuantisedLinear, IsThatOfTorchao) {
 
 // The kernel, on two threads that share scales.
 TEST(QuantisedLinear, OfTwoRanksIsThatOfTorchao) {
-  const auto g = testing::golden("float8_linear");
+  const auto g = goldens::golden("float8_linear");
   const std::vector<Values> in{golden_values(g, "inputs", "x"), golden_values(g, "inputs", "w"),
                                golden_values(g, "inputs", "b")};
   for (const char* cut : {"", "sp=on", "parallel=row", "parallel=row sp=on"})
     for (const auto& [name, words] : recipes) {
       const Case line =
           line_of("tokens=4 in=6 out=8 tp=2 dtype=f32 " + std::string(cut) + " " + words);
-      const auto run = testing::run_kernels(
+      const auto run = on_threads::run_kernels(
           line, contract().operands(line),
           [] { return std::make_unique<primitives::QuantisedLinear>(); }, in,
           {golden_values(g, "cotangents", "y")}, [](int, Kernel&) {});
@@ -580,5 +581,6 @@ TEST(QuantisedLinear, TrafficByHand) {
                   {gather, "tp", true, 60, f32}}));
 }
 
+}  // namespace quantised_linear_test
 }  // namespace
 }  // namespace shardproof

@@ -23,6 +23,7 @@ void family_quantised(Registry&);
 void controls_quantised(Registry&);
 
 namespace {
+namespace quantised_test {
 
 using reference::EightBitFormat;
 using reference::Values;
@@ -144,9 +145,9 @@ TEST(Rounding, BeyondTheGreatestStaysThere) {
 }
 
 TEST(Rounding, IsThatOfPyTorch) {
-  const auto g = testing::golden("float8");
+  const auto g = goldens::golden("float8");
   for (const auto& [name, f] : {std::pair{"e4m3", formats[0]}, {"e5m2", formats[1]}}) {
-    const auto x = testing::values(g, "inputs", name), codes = testing::values(g, "outputs", name);
+    const auto x = goldens::values(g, "inputs", name), codes = goldens::values(g, "outputs", name);
     ASSERT_EQ(x.size(), codes.size());
     ASSERT_GT(x.size(), 4 * f.numbers - 4);
     for (size_t i = 0; i < x.size(); ++i) {
@@ -430,5 +431,6 @@ TEST(Quantised, AStepIsAllowedBesideTheBound) {
   }
 }
 
+}  // namespace quantised_test
 }  // namespace
 }  // namespace shardproof

@@ -27,12 +27,13 @@ void family_recurrent(Registry&);
 void controls_recurrent(Registry&);
 
 namespace {
+namespace recurrent_test {
 
 using reference::Values;
 using List = std::vector<int64_t>;
-using testing::extent;
-using testing::golden;
-using testing::values;
+using goldens::extent;
+using goldens::golden;
+using goldens::values;
 
 void expect_near(const Values& got, const Values& want, double relative) {
   ASSERT_EQ(got.size(), want.size());
@@ -40,10 +41,10 @@ void expect_near(const Values& got, const Values& want, double relative) {
     EXPECT_NEAR(got[i], want[i], relative * (1 + std::abs(want[i]))) << i;
 }
 
-List sequences_of_documents(const testing::Golden& g) {
+List sequences_of_documents(const goldens::Golden& g) {
   List list;
   int64_t document = 0;
-  for (const int64_t length : testing::integers(g.at("attributes").at("documents")))
+  for (const int64_t length : goldens::integers(g.at("attributes").at("documents")))
     list.insert(list.end(), size_t(length), document++);
   return list;
 }
@@ -616,5 +617,6 @@ TEST(Halos, LieTheFarthestFirst) {
   EXPECT_EQ((primitives::Halo{1, 9, 2, 4}).hops(), 3);
 }
 
+}  // namespace recurrent_test
 }  // namespace
 }  // namespace shardproof

@@ -15,6 +15,7 @@
 
 namespace shardproof::reference {
 namespace {
+namespace reference_attention_test {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double agreement = 1e-13;
@@ -234,11 +235,11 @@ TEST(ReferenceLoss, NormalisationsByHand) {
 
 // ---- PyTorch's autograd
 
-using testing::extent;
-using testing::golden;
-using testing::values;
+using goldens::extent;
+using goldens::golden;
+using goldens::values;
 
-Attention of_golden(const testing::Golden& g) {
+Attention of_golden(const goldens::Golden& g) {
   const auto& at = g.at("attributes");
   Attention a;
   a.heads = at.at("heads"), a.kv_heads = at.at("kv_heads");
@@ -250,7 +251,7 @@ Attention of_golden(const testing::Golden& g) {
   if (at.at("documents").is_null()) return a;
   a.queries.clear();
   int64_t document = 0;
-  for (int64_t n : testing::integers(at.at("documents"))) {
+  for (int64_t n : goldens::integers(at.at("documents"))) {
     for (int64_t t = 0; t < n; ++t) a.queries.push_back({document, t});
     ++document;
   }
@@ -290,7 +291,7 @@ TEST(Goldens, Attention) {
 TEST(Goldens, RotaryHalf) {
   const auto g = golden("rotary_half");
   const Rotary r{extent(g, "x", 1), extent(g, "x", 2), g.at("attributes").at("base")};
-  const auto positions = testing::integers(g.at("inputs").at("positions").at("data"));
+  const auto positions = goldens::integers(g.at("inputs").at("positions").at("data"));
   expect_near(rotary(r, positions, values(g, "inputs", "x")), values(g, "outputs", "y"), agreement);
   expect_near(rotary_backward(r, positions, values(g, "cotangents", "y")),
               values(g, "gradients", "x"), agreement);
@@ -301,7 +302,7 @@ TEST(Goldens, CrossEntropy) {
     SCOPED_TRACE(name);
     const auto g = golden(name);
     const double alpha = g.at("attributes").at("label_smoothing");
-    const auto labels = testing::integers(g.at("inputs").at("labels").at("data"));
+    const auto labels = goldens::integers(g.at("inputs").at("labels").at("data"));
     const Values z = values(g, "inputs", "logits");
     const int64_t classes = extent(g, "logits", 1);
     expect_near(cross_entropy(z, labels, classes, alpha), values(g, "outputs", "loss"), agreement);
@@ -530,5 +531,6 @@ TEST(AttentionGradients, AgreeWithRichardsonDifferences) {
   differences(2, v, d.v);
 }
 
+}  // namespace reference_attention_test
 }  // namespace
 }  // namespace shardproof::reference

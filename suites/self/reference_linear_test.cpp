@@ -13,6 +13,7 @@
 
 namespace shardproof::reference {
 namespace {
+namespace reference_linear_test {
 
 void expect_near(const Values& got, const Values& want, double relative) {
   ASSERT_EQ(got.size(), want.size());
@@ -156,13 +157,13 @@ TEST(ReferenceMlp, IdentityIsTwoLinears) {
 
 // ---- PyTorch
 
-using testing::extent;
-using testing::golden;
-using testing::values;
+using goldens::extent;
+using goldens::golden;
+using goldens::values;
 
 constexpr double agreement = 1e-13;
 
-void expect_gradient(const testing::Golden& g, const char* tensor, const Values& got) {
+void expect_gradient(const goldens::Golden& g, const char* tensor, const Values& got) {
   SCOPED_TRACE(tensor);
   expect_near(got, values(g, "gradients", tensor), agreement);
 }
@@ -342,5 +343,6 @@ TEST(MlpLoss, GrowsWithTheUnitRoundoffAndWithTheRanks) {
   }
 }
 
+}  // namespace reference_linear_test
 }  // namespace
 }  // namespace shardproof::reference

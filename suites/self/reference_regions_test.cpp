@@ -8,6 +8,7 @@
 
 namespace shardproof::reference {
 namespace {
+namespace reference_regions_test {
 
 // Two ranks hold [2,2] tensors; the sum is {11,22,33,44}.
 const Array a{{2, 2}, {1, 2, 3, 4}}, b{{2, 2}, {10, 20, 30, 40}}, sum{{2, 2}, {11, 22, 33, 44}};
@@ -101,5 +102,6 @@ TEST(ReferenceRegions, PairsAreAdjoint) {
   EXPECT_EQ(dot(exchange(ab, 1, 0, ones), moved), dot(ab, exchange(moved, 0, 1, twos)));
 }
 
+}  // namespace reference_regions_test
 }  // namespace
 }  // namespace shardproof::reference

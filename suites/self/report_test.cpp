@@ -19,6 +19,7 @@
 
 namespace shardproof {
 namespace {
+namespace report_test {
 
 constexpr double inf = std::numeric_limits<double>::infinity();
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -1375,5 +1376,6 @@ TEST(FailedLines, RefuseWhatIsNotAReport) {
   }
 }
 
+}  // namespace report_test
 }  // namespace
 }  // namespace shardproof

@@ -14,6 +14,7 @@
 
 namespace shardproof {
 namespace {
+namespace run_folder_test {
 
 namespace fs = std::filesystem;
 
@@ -107,5 +108,6 @@ TEST_F(RunFolders, ThatCannotBeMadeSaySo) {
   }
 }
 
+}  // namespace run_folder_test
 }  // namespace
 }  // namespace shardproof

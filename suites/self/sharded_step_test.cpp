@@ -20,6 +20,7 @@ void family_sharded_step(Registry&);
 void controls_sharded_step(Registry&);
 
 namespace {
+namespace sharded_step_test {
 
 using Rows = std::vector<int64_t>;
 using Doubles = std::vector<double>;
@@ -427,5 +428,6 @@ TEST(StepOnRanks, SmallMistakesStandFarAboveTheBound) {
   }
 }
 
+}  // namespace sharded_step_test
 }  // namespace
 }  // namespace shardproof

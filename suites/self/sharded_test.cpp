@@ -20,6 +20,7 @@ void family_sharded(Registry&);
 void controls_sharded(Registry&);
 
 namespace {
+namespace sharded_test {
 
 using Rows = std::vector<int64_t>;
 using Doubles = std::vector<double>;
@@ -529,5 +530,6 @@ TEST(ShardedFiles, AreAnsweredInsideTensorParallelismAndByStepsThatReduceOnce) {
             std::vector<std::string>{"accumulate"});
 }
 
+}  // namespace sharded_test
 }  // namespace
 }  // namespace shardproof

@@ -16,6 +16,7 @@
 
 namespace shardproof {
 namespace {
+namespace shrink_test {
 
 Key extent(const char* name, const char* fallback, int64_t low = 1) {
   Key key{name, fallback, "extent"};
@@ -583,5 +584,6 @@ TEST(ShrinkCommand, WrongCallsAreOneLine) {
   }
 }
 
+}  // namespace shrink_test
 }  // namespace
 }  // namespace shardproof

@@ -18,7 +18,7 @@
 #include "oracle/comm/communicator.hpp"
 #include "oracle/comm/ledger.hpp"
 
-namespace shardproof::testing {
+namespace shardproof::on_threads {
 
 using Bytes = std::vector<std::byte>;
 
@@ -195,4 +195,4 @@ inline std::vector<std::string> run_ranks(const Mesh& mesh,
   return thrown;
 }
 
-}  // namespace shardproof::testing
+}  // namespace shardproof::on_threads

@@ -10,6 +10,7 @@
 
 namespace shardproof {
 namespace {
+namespace tiers_test {
 
 using namespace toy;
 
@@ -273,5 +274,6 @@ TEST(TierW, LimitFallsToOne) {
   EXPECT_GT(rms_limit(1000000), 1);
 }
 
+}  // namespace tiers_test
 }  // namespace
 }  // namespace shardproof

@@ -16,6 +16,7 @@
 
 namespace shardproof {
 namespace {
+namespace traffic_test {
 
 Options quiet(const std::string& pattern) {
   Options o;
@@ -478,5 +479,6 @@ TEST(OwnTraffic, APlanThatTheContractDoesNotKnowIsRefused) {
   EXPECT_NE(refusal(with_halves(d)).find("expected one statement of its calls"), std::string::npos);
 }
 
+}  // namespace traffic_test
 }  // namespace
 }  // namespace shardproof

@@ -23,6 +23,7 @@
 
 namespace shardproof {
 namespace {
+namespace trust_test {
 
 using Checks = std::vector<std::string>;
 
@@ -974,5 +975,6 @@ TEST(Turns, AStopIsSeenByEveryProcess) {
   EXPECT_TRUE(seen->stopped);
 }
 
+}  // namespace trust_test
 }  // namespace
 }  // namespace shardproof

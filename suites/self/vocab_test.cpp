@@ -21,9 +21,10 @@ void family_vocab(Registry&);
 void controls_vocab(Registry&);
 
 namespace {
+namespace vocab_test {
 
-using testing::Numbers;
-using testing::Outcome;
+using on_threads::Numbers;
+using on_threads::Outcome;
 using Shape = std::vector<int64_t>;
 
 const Registry& family() {
@@ -188,8 +189,8 @@ Outcome on_ranks(const std::string& text, const std::vector<Numbers>& inputs,
     return twin.empty() ? family().subject(line.contract, "").make()
                         : family().control(line.contract, twin).make();
   };
-  const Outcome run = testing::run_kernels(line, contract_of(line).operands(line), make, inputs,
-                                           {cotangent}, [](int, Kernel&) {});
+  const Outcome run = on_threads::run_kernels(line, contract_of(line).operands(line), make, inputs,
+                                              {cotangent}, [](int, Kernel&) {});
   for (const std::string& why : run.thrown) EXPECT_EQ(why, "") << text;
   return run;
 }
@@ -248,17 +249,17 @@ TEST(CrossEntropyOnRanks, AgreesWithPyTorch) {
   for (const char* name : {"cross_entropy", "cross_entropy_smoothed"})
     for (const char* tp : {"tp=1", "tp=2", "tp=4", "tp=8"}) {
       SCOPED_TRACE(std::string(name) + " " + tp);
-      const auto g = testing::golden(name);
-      const int64_t tokens = testing::extent(g, "logits", 0), V = testing::extent(g, "logits", 1);
+      const auto g = goldens::golden(name);
+      const int64_t tokens = goldens::extent(g, "logits", 0), V = goldens::extent(g, "logits", 1);
       const Outcome run =
           losses(std::string(tp) + " tokens=" + std::to_string(tokens) +
                      " vocab=" + std::to_string(V) + " label_smoothing=" +
                      std::to_string(double(g.at("attributes").at("label_smoothing"))),
-                 testing::values(g, "inputs", "logits"), testing::values(g, "inputs", "labels"),
-                 testing::values(g, "cotangents", "loss"));
-      expect_near(run.outputs[0], testing::values(g, "outputs", "loss"), 1e-14);
+                 goldens::values(g, "inputs", "logits"), goldens::values(g, "inputs", "labels"),
+                 goldens::values(g, "cotangents", "loss"));
+      expect_near(run.outputs[0], goldens::values(g, "outputs", "loss"), 1e-14);
       const Numbers& dz = run.gradients[0];
-      expect_near(dz, testing::values(g, "gradients", "logits"), 1e-14);
+      expect_near(dz, goldens::values(g, "gradients", "logits"), 1e-14);
       for (int64_t t = 0; t < tokens; ++t)
         EXPECT_NEAR(std::accumulate(dz.begin() + t * V, dz.begin() + (t + 1) * V, 0.0), 0, 1e-14);
     }
@@ -482,5 +483,6 @@ TEST(Bounds, KnowNothingWhereEverySumMayBeWrong) {
   }
 }
 
+}  // namespace vocab_test
 }  // namespace
 }  // namespace shardproof

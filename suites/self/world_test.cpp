@@ -28,6 +28,7 @@
 
 namespace shardproof {
 namespace {
+namespace world_test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -1407,5 +1408,6 @@ TEST(World, WhatARankStartedEndsWithIt) {
   munmap(pid, 4096);
 }
 
+}  // namespace world_test
 }  // namespace
 }  // namespace shardproof
