@@ -35,17 +35,17 @@ double dot(In a, In b) {
   return sum;
 }
 
-// Where the vectors of a token and head lie.
+// Where the vectors of a token and head lie; of keys and values, of the group that heads share.
 struct Rows {
   const Attention& a;
   size_t group(int64_t head) const { return size_t(head / (a.heads / a.kv_heads)); }
   size_t query(size_t i, int64_t head) const { return i * size_t(a.heads) + size_t(head); }
-  size_t key(size_t j, int64_t head) const { return j * size_t(a.kv_heads) + group(head); }
+  size_t key(size_t j, size_t group) const { return j * size_t(a.kv_heads) + group; }
   size_t dk() const { return size_t(a.key_dim); }
   size_t dv() const { return size_t(a.value_dim); }
   In q(In all, size_t i, int64_t h) const { return all.subspan(query(i, h) * dk(), dk()); }
-  In k(In all, size_t j, int64_t h) const { return all.subspan(key(j, h) * dk(), dk()); }
-  In v(In all, size_t j, int64_t h) const { return all.subspan(key(j, h) * dv(), dv()); }
+  In k(In all, size_t j, size_t group) const { return all.subspan(key(j, group) * dk(), dk()); }
+  In v(In all, size_t j, size_t group) const { return all.subspan(key(j, group) * dv(), dv()); }
   In o(In all, size_t i, int64_t h) const { return all.subspan(query(i, h) * dv(), dv()); }
 };
 
@@ -67,10 +67,11 @@ std::vector<std::vector<size_t>> seen_keys(const Attention& a) {
 void softmax(const Attention& a, In q, In k, size_t i, int64_t h, Row& r) {
   const Rows rows{a};
   const In query = rows.q(q, i, h);
+  const size_t group = rows.group(h);
   r.raw.clear(), r.score.clear(), r.p.clear();
   r.lse = r.greatest = -infinity;
   for (size_t j : r.keys) {
-    r.raw.push_back(a.scale * dot(query, rows.k(k, j, h)));
+    r.raw.push_back(a.scale * dot(query, rows.k(k, j, group)));
     r.score.push_back(a.softcap > 0 ? a.softcap * std::tanh(r.raw.back() / a.softcap)
                                     : r.raw.back());
     r.greatest = std::max(r.greatest, r.score.back());
@@ -84,8 +85,9 @@ void softmax(const Attention& a, In q, In k, size_t i, int64_t h, Row& r) {
 }
 
 void weighted(const Rows& rows, const Row& r, In v, int64_t h, double* o) {
+  const size_t group = rows.group(h);
   for (size_t n = 0; n < r.keys.size(); ++n) {
-    const In value = rows.v(v, r.keys[n], h);
+    const In value = rows.v(v, r.keys[n], group);
     for (size_t d = 0; d < value.size(); ++d) o[d] += r.p[n] * value[d];
   }
 }
@@ -133,10 +135,11 @@ AttentionGradients attention_backward(const Attention& a, In q, In k, In v, In g
     Values o(rows.dv());
     weighted(rows, r, v, h, o.data());
     const In go = rows.o(g, i, h), qi = rows.q(q, i, h);
+    const size_t group = rows.group(h);
     const double delta = dot(go, o) - (g_lse.empty() ? 0 : g_lse[rows.query(i, h)]);
     for (size_t n = 0; n < r.keys.size(); ++n) {
-      const size_t key = rows.key(r.keys[n], h);
-      const In kj = rows.k(k, r.keys[n], h), vj = rows.v(v, r.keys[n], h);
+      const size_t key = rows.key(r.keys[n], group);
+      const In kj = rows.k(k, r.keys[n], group), vj = rows.v(v, r.keys[n], group);
       const double cap = a.softcap > 0 ? r.score[n] / a.softcap : 0;
       const double ds = a.scale * r.p[n] * (dot(go, vj) - delta) * (1 - cap * cap);
       for (size_t c = 0; c < rows.dv(); ++c) d.v[key * rows.dv() + c] += r.p[n] * go[c];
@@ -170,11 +173,11 @@ struct Vector {
   In value, errors, most;
   double error(size_t c) const { return errors.empty() ? 0 : errors[c]; }
 };
-using Part = In (Rows::*)(In, size_t, int64_t) const;
-Vector vector_of(const Rows& rows, Part part, const Given& all, size_t i, int64_t h) {
-  return {(rows.*part)(all.value, i, h),
-          all.errors.empty() ? all.errors : (rows.*part)(all.errors, i, h),
-          (rows.*part)(all.most, i, h)};
+Vector vector_of(const Given& all, size_t row, size_t width) {
+  const size_t first = row * width;
+  return {all.value.subspan(first, width),
+          all.errors.empty() ? all.errors : all.errors.subspan(first, width),
+          In(all.most).subspan(first, width)};
 }
 
 // What <x, y> may be off by: its own rounding, and the errors of both sides.
@@ -201,9 +204,11 @@ Values score_errors(const Attention& a, const Row& r, const Vector& qi, const Gi
                     double u) {
   const Rows rows{a};
   const double gamma = gamma_of(double(a.key_dim) + 2, u);
+  const size_t group = rows.group(h);
   Values e;
+  e.reserve(r.keys.size());
   for (size_t n = 0; n < r.keys.size(); ++n) {
-    const Vector kj = vector_of(rows, &Rows::k, k, r.keys[n], h);
+    const Vector kj = vector_of(k, rows.key(r.keys[n], group), rows.dk());
     double error = std::abs(a.scale) * dot_error(qi, kj, gamma);
     if (a.softcap > 0) {
       // |tanh'| is at most 1, and 1 - tanh^2 within the error of its argument.
@@ -233,8 +238,10 @@ RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, cons
                n = double(r.keys.size()) + function_ulps * double(rounding.ranks);
   RowBounds b;
   b.o.assign(rows.dv(), 0);
+  const size_t group = rows.group(h);
   double sum = 0;
   Values error;
+  error.reserve(r.keys.size());
   for (size_t j = 0; j < r.keys.size(); ++j) {
     error.push_back(scores[j] + u * (std::abs(r.score[j] - r.greatest) + function_ulps));
     sum += r.p[j] * growth_of(error.back());
@@ -242,7 +249,7 @@ RowBounds row_bounds(const Attention& a, const AttentionRounding& rounding, cons
   const double shift = std::log1p(sum);
   Values lost(rows.dv());
   for (size_t j = 0; j < r.keys.size(); ++j) {
-    const Vector value = vector_of(rows, &Rows::v, v, r.keys[j], h);
+    const Vector value = vector_of(v, rows.key(r.keys[j], group), rows.dv());
     const double grown = growth_of(error[j] + shift) + 2 * n * u,
                  rounded = rounding.factors * (1 + grown);
     for (size_t d = 0; d < rows.dv(); ++d) {
@@ -290,8 +297,8 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
   Sums dq(q.size()), dk(k.size()), dv(v.size());
   const Given queries(q, errors.q), keys(k, errors.k), values(v, errors.v), cotangents(g, errors.g);
   each_row(a, q, k, [&](size_t i, int64_t h, const Row& r) {
-    const size_t at = rows.query(i, h);
-    const Vector qi = vector_of(rows, &Rows::q, queries, i, h);
+    const size_t at = rows.query(i, h), group = rows.group(h);
+    const Vector qi = vector_of(queries, at, rows.dk());
     const RowBounds row = row_bounds(a, rounding, r, values, score_errors(a, r, qi, keys, h, u), h);
     std::copy(row.o.begin(), row.o.end(), b.o.begin() + int64_t(at * rows.dv()));
     b.lse[at] = row.lse;
@@ -299,7 +306,7 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
 
     Values o(rows.dv());
     weighted(rows, r, v, h, o.data());
-    const Vector go = vector_of(rows, &Rows::o, cotangents, i, h);
+    const Vector go = vector_of(cotangents, at, rows.dv());
     const double cotangent = g_lse.empty() ? 0 : g_lse[at],
                  gamma_d = gamma_of(double(rows.dv()) + 1, u);
     const double lse_error = row.lse + rounding.statistics * (std::abs(r.lse) + row.lse);
@@ -310,8 +317,8 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
     const double delta = dot(go.value, o),
                  delta_error = dot_error(go, {own.value, own.errors, own.most}, gamma_d);
     for (size_t n = 0; n < r.keys.size(); ++n) {
-      const Vector kj = vector_of(rows, &Rows::k, keys, r.keys[n], h),
-                   vj = vector_of(rows, &Rows::v, values, r.keys[n], h);
+      const size_t key = rows.key(r.keys[n], group);
+      const Vector kj = vector_of(keys, key, rows.dk()), vj = vector_of(values, key, rows.dv());
       // exp(S - lse): relative error of P, to first order and beyond it.
       const double argument = row.score[n] + u * std::abs(r.score[n] - r.lse) +
                               u * std::abs(r.lse) + lse_error + function_ulps * u;
@@ -330,7 +337,6 @@ AttentionBounds attention_bounds(const Attention& a, const AttentionRounding& ro
           (3 * u * r.p[n] + rounding.tiny) * (std::abs(inner) + inner_error) + twice_tiny;
       const double scale = std::abs(a.scale), p_factor = rounding.factors * (1 + p_error),
                    ds_factor = ds_error + rounding.factors * (ds + ds_error);
-      const size_t key = rows.key(r.keys[n], h);
       for (size_t c = 0; c < rows.dv(); ++c)
         dv.add(key * rows.dv() + c, r.p[n] * ((p_error + p_factor) * go.most[c] + go.error(c)),
                r.p[n] * std::abs(go.value[c]), go.most[c] + 1);

@@ -5,8 +5,9 @@
 //   sent to each other member   all_reduce, all_gather: in; reduce_scatter, all_to_all: its block;
 //                               shift: in, to one; broadcast: in, from the root; barrier: nothing
 //
-// Nothing here blocks: messages are looked for, about 100 yields, then sleeps of 20 us; where ranks
-// fit the cores, about a millisecond of looks first, in which one that has a core answers.
+// Nothing here blocks: messages are looked for, a few yields, then sleeps of 20 us, which leave the
+// cores to ranks that compute; where ranks fit the cores, about a millisecond of looks first, in
+// which one that has a core answers.
 #include "oracle/comm/message_door.hpp"
 
 #include <fmt/format.h>
@@ -96,7 +97,7 @@ class Impl final : public MessageDoor {
  private:
   // A message: job (8 bytes, of which 4 are used), fingerprint, payload aligned to 8.
   static constexpr size_t job_bytes = 8, head = job_bytes + (sizeof(Fingerprint) + 7) / 8 * 8;
-  static constexpr int yields_first = 100;
+  static constexpr int yields_first = 10;
 
   // Does member `from` send to member `to` in this call?
   static bool due(const Open& o, int from, int to) {
@@ -173,22 +174,31 @@ class Impl final : public MessageDoor {
   }
 
   bool take(Open& o, int m) {
-    auto& waiting = stash_[{o.group.members, m}];
-    for (auto it = waiting.begin(); it != waiting.end(); ++it)
-      if (print_of(*it).sequence == o.sequence) {
-        o.from[size_t(m)] = std::move(*it);
-        waiting.erase(it);
-        return true;
-      }
+    if (take_stashed(o, m)) return true;
     while (auto message = wire_.take(o.group.members[size_t(m)], tag(o.group))) {
       if (uint32_t job = 0; std::memcpy(&job, message->data(), sizeof job), job != epoch_) continue;
       if (print_of(*message).sequence == o.sequence || !c_.lockstep) {
         o.from[size_t(m)] = std::move(*message);
         return true;
       }
-      waiting.push_back(std::move(*message));
+      stash_[{o.group.members, m}].push_back(std::move(*message));
     }
     return false;
+  }
+
+  bool take_stashed(Open& o, int m) {
+    if (stash_.empty()) return false;  // as it mostly is, and this is asked with every look
+    const auto found = stash_.find({o.group.members, m});
+    if (found == stash_.end()) return false;
+    auto& waiting = found->second;
+    const auto it = std::find_if(waiting.begin(), waiting.end(), [&](const Message& message) {
+      return print_of(message).sequence == o.sequence;
+    });
+    if (it == waiting.end()) return false;
+    o.from[size_t(m)] = std::move(*it);
+    waiting.erase(it);
+    if (waiting.empty()) stash_.erase(found);
+    return true;
   }
 
   static Fingerprint print_of(const Message& m) {
