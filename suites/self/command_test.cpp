@@ -545,7 +545,7 @@ TEST_F(Command, ARefusedCallLeavesNoFolder) {
   Folder folder;
   const std::string report = folder / "report";
   EXPECT_EQ(call({"gate", "no_such_family", "--report", report}).code, 2);
-  EXPECT_EQ(call({"gate", "--ranks", "61", "--report", report}).code, 2);
+  EXPECT_EQ(call({"gate", "--tier", "smoke", "--ranks", "61", "--report", report}).code, 2);
   EXPECT_EQ(call({"run", contract, "tp=65", "--report", report}).code, 2);
   EXPECT_FALSE(fs::exists(report));
 }

@@ -361,7 +361,7 @@ TEST(Model, TheGateJudgesTheseLinesAlone) {
 }
 
 // On up to 8 ranks; all checks that are due. Models that are alike in small share lines, which are
-// judged once.
+// judged once, and those of ctest's entry model.starcoder-mqa.cp2 by that, with their twins.
 TEST(Model, AttentionOfEveryStoredModelHoldsOverCp) {
   static const Registry all = all_families();
   static Options options;
@@ -372,12 +372,13 @@ TEST(Model, AttentionOfEveryStoredModelHoldsOverCp) {
     const Model m = published(name);
     for (const auto& [tp, cp] : {std::pair{1, 2}, {2, 2}, {4, 2}, {1, 4}, {2, 4}}) {
       ASSERT_EQ(refused_tp(m, tp), "");
+      const bool elsewhere = name == std::string("starcoder-mqa") && cp == 2;
       std::set<std::string> judged;
       for (const ModelLine& l : lines_of(scaled_down(m, {tp, cp, 1}), all)) {
         const Case line = parse(l.line, all);
         if (all.contract(line.contract).family != "attention") continue;
         judged.insert(line.contract);
-        if (!seen.insert(print(line)).second) continue;
+        if (elsewhere || !seen.insert(print(line)).second) continue;
         const auto due = due_checks(all.contract(line.contract), line, declared_of(line, all), {});
         for (const CheckResult& c : runner.run(line, due, lane_of(line)).result.checks)
           EXPECT_EQ(c.verdict, Verdict::passed) << l.line << ": " << c.check << " " << c.note;
