@@ -7,6 +7,7 @@
 
 #include "fixtures/fills.hpp"
 #include "fixtures/sharding.hpp"
+#include "oracle/comm/copies.hpp"
 #include "oracle/comm/faults.hpp"
 #include "oracle/comm/world.hpp"
 #include "oracle/cuda/placed.hpp"
@@ -201,6 +202,7 @@ class Execution {
     state_.phase = Phase::init;  // what it asks memory for is the subject's
     kernel_ = test_.make();
     initialised_ = false;
+    require_no_copy(state_.trace);
     state_.phase = Phase::idle;
     if (!kernel_)
       throw std::logic_error(
@@ -305,6 +307,7 @@ class Execution {
     } catch (...) {
       stop(record, ShotRecord::threw, "something that is no std::exception");
     }
+    end_a_copy(state_.trace);
     settle(record);
     const FloatEnvironment after = FloatEnvironment::now();
     if (std::string difference = after.difference(before); !difference.empty()) {
@@ -340,6 +343,11 @@ class Execution {
     t->shot = state_.shot;
     t->case_number = state_.case_number;
     t->calls_in_phase = 0;
+  }
+
+  void leave_kernel() {
+    require_no_copy(state_.trace);
+    enter(Phase::harness);
   }
 
   // Running sums of parameter gradients, one set a shot, zero at its start.
@@ -414,7 +422,7 @@ class Execution {
     rank_->ending = true;
     enter(Phase::forward);
     f.saved = kernel_->forward(*rank_, in, out);
-    enter(Phase::harness);
+    leave_kernel();
     for (Placed& b : f.outputs) b.take_digest();
     fetch({&f.inputs, &f.outputs});
     for (size_t i = 0; i < inputs_.size(); ++i)
@@ -441,7 +449,7 @@ class Execution {
     }
     enter(Phase::init);
     const bool own = kernel_->init(*rank_, views(made));
-    enter(Phase::harness);
+    leave_kernel();
     fetch({&made});
     const bool kept = std::exchange(init_kept_, true);  // an object made later makes the same
     for (size_t k = 0; own && !kept && k < made.size(); ++k) {
@@ -484,7 +492,7 @@ class Execution {
       enter(Phase::finish);
       kernel_->finish(*rank_, *f.saved, out);
     }
-    enter(Phase::harness);
+    leave_kernel();
     for (Placed& b : gradients) b.take_digest();
     fetch({&f.inputs, &cotangents, &gradients, &sums_});
     for (size_t i = 0; i < inputs_.size(); ++i)

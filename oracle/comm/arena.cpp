@@ -283,7 +283,13 @@ void Arena::poke_parent() const {
 
 std::string Arena::released_text() const { return head().why; }
 
+// Who ends a wait says why; one that nobody ended is of a kernel that wrote where it had no
+// business.
 void Arena::throw_released() const {
+  if (!head().released.load(std::memory_order_acquire))
+    throw std::runtime_error(
+        "its wait for other ranks ended, and they had not come: the kernel of some rank wrote over "
+        "the memory that the ranks share");
   throw Released(Released::Cause(head().cause), released_text());
 }
 

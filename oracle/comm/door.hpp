@@ -100,6 +100,7 @@ struct Trace {
   Reduce reduce = Reduce::none;
   DType dtype = DType::f64;
   bool returned = false;  // the call below has ended: the rank is behind it
+  bool copied = false;    // a process that the rank forked came back from the kernel
   int32_t hop = 0;
   uint32_t case_number = 0, shot = 0;
   uint32_t calls_in_phase = 0;  // calls begun in this phase so far; the current one included

@@ -5,6 +5,7 @@
 // logical payload and totals, which are integers for every extent.
 #include "oracle/comm/ledger.hpp"
 
+#include "oracle/comm/copies.hpp"
 #include "oracle/joined.hpp"
 
 #include <fmt/format.h>
@@ -179,6 +180,7 @@ void write_trace(Trace& t, const LedgerEntry& e, const Call& c, const RankState&
 }  // namespace
 
 Ticket LedgerDoor::start(const Call& call, const View& in, const View& out, Stream stream) {
+  require_no_copy(state_.trace);
   if (call.group->size() == 1) return next_.start(call, in, out, stream);  // a copy on a device
   LedgerEntry e = entry_of(call, state_.phase);
   e.number = next_number(entries_, e.phase, e.label);

@@ -18,6 +18,7 @@
 
 #include <fmt/format.h>
 
+#include "oracle/comm/copies.hpp"
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
@@ -114,6 +115,7 @@ class MpiRank {
   }
 
   void serve(const RankMain& run) {
+    watch_for_copies();
     for (;;) {
       Frame frame;
       if (!receive_exactly(parent_, &frame, sizeof frame)) ::_exit(0);  // the parent is gone
@@ -166,6 +168,7 @@ class MpiRank {
     uint32_t threw = 0;
     say_what_is_thrown([&] { record = run(host, job); },
                        [&](const char* what, uint32_t who) { text = what, threw = who; });
+    end_a_copy(&page_->trace);
     page_->trace.state = Trace::left;
     page_->working = 0;
     const bool clean = session_->end_job();

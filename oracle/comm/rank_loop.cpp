@@ -15,6 +15,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "oracle/comm/copies.hpp"
 #include "oracle/comm/rendezvous.hpp"
 
 namespace shardproof {
@@ -69,9 +70,12 @@ void run_job(const Arena& arena, uint32_t number, RankHost& host, const RankMain
   RankPage& page = arena.page(host.rank);
   say_what_is_thrown(
       [&] {
-        hand_in(arena, host.rank, main(host, {arena.job(), size_t(arena.head().job_bytes)}));
+        const auto record = main(host, {arena.job(), size_t(arena.head().job_bytes)});
+        end_a_copy(&page.trace);
+        hand_in(arena, host.rank, record);
       },
       [&](const char* what, uint32_t who) {
+        end_a_copy(&page.trace);
         std::snprintf(page.text, sizeof(page.text), "%s", what);
         page.threw = who;
       });
@@ -145,6 +149,7 @@ void become_rank_process(int parent) {
     if (null != STDIN_FILENO) close(null);
   }
   home_process = getpid();
+  watch_for_copies();
   for (int signal : crash_signals) {
     struct sigaction action = {};
     action.sa_sigaction = on_crash;

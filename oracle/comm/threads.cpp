@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "oracle/comm/arena_world.hpp"
+#include "oracle/comm/copies.hpp"
 #include "oracle/comm/rank_loop.hpp"
 #include "oracle/comm/transports.hpp"
 
@@ -30,6 +31,7 @@ class InProcessWorld : public ArenaWorld {
  public:
   InProcessWorld(const WorldSpec& spec, const RankMain& main)
       : ArenaWorld(spec, std::make_shared<Arena>(spec.ranks, spec.deadline_scale, spec.lockstep)) {
+    watch_for_copies();
     for (int rank = 0; rank < spec.ranks; ++rank) {
       threads_.emplace_back(
           [arena = arena_, main, rank] { serve(*arena, rank, /*threads=*/true, main); });

@@ -1,5 +1,6 @@
 // Ranks that throw, die or never come back. The death of one costs its case and nothing else.
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -76,6 +77,12 @@ void wait_for_the_killer() {
   sleep_for_ever();
 }
 
+// The child comes back, and would be this rank a second time.
+void fork_and_go_on() {
+  const pid_t child = fork();
+  if (child > 0) waitpid(child, nullptr, 0);
+}
+
 Deserved crashed(int rank, std::vector<std::string> words) {
   return {"forward", Verdict::crashed, rank, "", std::move(words)};
 }
@@ -124,6 +131,14 @@ std::vector<Plant> ranks() {
        small,
        after_one_call(2, wait_for_the_killer),
        {crashed(2, {"SIGKILL", "forward, after call 1: all_reduce sum"})}},
+      {"forks_and_goes_on",
+       small,
+       after_one_call(2, fork_and_go_on),
+       {{"forward",
+         Verdict::failed,
+         2,
+         "",
+         {"rank 2 threw: the kernel forked, and the child came"}}}},
       {"never_arrives",
        small,
        after_one_call(2, sleep_for_ever),

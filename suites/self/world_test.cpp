@@ -752,6 +752,10 @@ const Trace& of_the_rank_before(const RankHost& host) {
   return *reinterpret_cast<const Trace*>(reinterpret_cast<const std::byte*>(host.trace) -
                                          sizeof(RankPage));
 }
+const RankPage& page_of(const Trace& trace) {
+  return *reinterpret_cast<const RankPage*>(reinterpret_cast<const std::byte*>(&trace) -
+                                            offsetof(RankPage, trace));
+}
 
 // It stands in a call when the world is given up, and for five times the grace of a rank that
 // computes nobody gives it a core on which it could hear of it.
@@ -780,6 +784,24 @@ TEST(World, ARankThatWaitedIsHeardThoughItIsGivenNoCoreForLong) {
   EXPECT_EQ(text_of(outcomes[0].record).find("released by overdue: "), 0u);
   EXPECT_EQ(outcomes[1].end, RankOutcome::hung) << outcomes[1].text;
   expect_no_child();
+}
+
+// Nobody released it, and nobody came.
+TEST(World, AWaitThatEndsForNoReasonIsToldAsAWildWrite) {
+  const auto outcomes = run(spec("processes", 2, 0.1), [](RankHost& host) {
+    if (host.rank == 0) {
+      barrier(*host.door, everyone(host));
+      return std::string("went on");
+    }
+    auto& other = const_cast<RankPage&>(page_of(of_the_rank_before(host)));
+    while (other.waiting == 0) usleep(100);
+    other.waiting = 0;
+    while (other.finished == 0) usleep(100);
+    return std::string();
+  });
+  EXPECT_EQ(outcomes[0].end, RankOutcome::threw) << text_of(outcomes[0].record);
+  EXPECT_NE(outcomes[0].text.find("wrote over the memory that the ranks share"), std::string::npos)
+      << outcomes[0].text;
 }
 
 // It is told, and works on: no other rank keeps it from its end.
