@@ -17,6 +17,7 @@
 #include "oracle/comm/leaks.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/comm/mpi_protocol.hpp"
+#include "oracle/comm/run_folder.hpp"
 #include "oracle/command.hpp"
 #include "oracle/command_words.hpp"
 #include "oracle/cost.hpp"
@@ -186,21 +187,26 @@ std::optional<ModelGate> model_of(const Words& words, Options& options, const Re
                     [&](const Case& line) { return selects(options, registry, line); });
 }
 
+// All that a run writes into: where its MPI ranks meet is looked at before the others are made.
+void make_folders(const Options& options, bool over_mpi) {
+  if (over_mpi && mpi_missing().empty() && !outside_launch()) check_run_folders();
+  if (!options.report.empty()) check_report_folder(options.report);
+  if (!options.dump.empty()) check_report_folder(options.dump, "--dump");
+}
+
 // Judges what is due by a registry.
 int gate_of(const Words& words, Options options, const Registry& registry) {
   const int skip_code = single_integer(words, "--skip-code", 0, 255);
   if (options.dry_run) return dry_run(options, registry);
-  if (!options.report.empty()) {
-    plan_gate(options, registry);  // what it refuses leaves no folder behind
-    check_report_folder(options.report);
-  }
-  if (!options.dump.empty()) {
-    plan_gate(options, registry);
-    check_report_folder(options.dump, "--dump");
-  }
+  refuse_unwritable(options.report);
+  refuse_unwritable(options.dump, "--dump");
+  Planned planned = planned_gate(options, registry);
+  const bool over_mpi = std::any_of(planned.due.begin(), planned.due.end(),
+                                    [](const Due& d) { return d.line.text("transport") == "mpi"; });
+  make_folders(options, over_mpi);  // what is refused leaves none behind
   catch_interrupts();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));
-  Report report = run_gate(options, registry, *progress);
+  Report report = run_gate(std::move(planned), options, registry, *progress);
   progress.reset();
   say_closing(report, options.self && !registry.planted().empty());
   if (words.flags.contains("--github")) say(github_annotations(report, options.report));
@@ -332,8 +338,7 @@ int run(const Words& words, const Registry& registry, int argc, char** argv) {
   Case line = parse_words(words_of_line(words), registry);
   take_seed(line, words, options);
   check_runnable(line, options, registry);
-  if (!options.report.empty()) check_report_folder(options.report);
-  if (!options.dump.empty()) check_report_folder(options.dump, "--dump");
+  make_folders(options, line.text("transport") == "mpi");
   if (options.canonical) say(print_canonical(line) + "\n");
   catch_interrupts();
   auto progress = terminal_progress(stdout, options.program, isatty(STDOUT_FILENO));

@@ -935,13 +935,22 @@ class Gate {
 
 }  // namespace
 
-Report run_gate(const Options& options, const Registry& registry, Progress& progress) {
-  std::vector<std::string> not_due, left_out;
-  const auto due = plan_gate(options, registry, &not_due, &left_out);
-  Report report = Gate(options, registry, progress).run(due);
-  report.left_out = std::move(left_out);
-  report.not_due.insert(report.not_due.begin(), not_due.begin(), not_due.end());
+Planned planned_gate(const Options& options, const Registry& registry) {
+  Planned planned;
+  planned.due = plan_gate(options, registry, &planned.not_due, &planned.left_out);
+  return planned;
+}
+
+Report run_gate(Planned planned, const Options& options, const Registry& registry,
+                Progress& progress) {
+  Report report = Gate(options, registry, progress).run(planned.due);
+  report.left_out = std::move(planned.left_out);
+  report.not_due.insert(report.not_due.begin(), planned.not_due.begin(), planned.not_due.end());
   return report;
+}
+
+Report run_gate(const Options& options, const Registry& registry, Progress& progress) {
+  return run_gate(planned_gate(options, registry), options, registry, progress);
 }
 
 Report run_line(const Case& line, const Options& options, const Registry& registry,

@@ -73,6 +73,12 @@ bool selects(const Options&, const Registry&, const Case&);
 std::vector<Due> plan_gate(const Options&, const Registry&,
                            std::vector<std::string>* not_due = nullptr,
                            std::vector<std::string>* left_out = nullptr);
+struct Planned {
+  std::vector<Due> due;
+  std::vector<std::string> not_due, left_out;
+};
+Planned planned_gate(const Options&, const Registry&);
+Report run_gate(Planned, const Options&, const Registry&, Progress&);
 Report run_gate(const Options&, const Registry&, Progress&);
 Report run_line(const Case&, const Options&, const Registry&, Progress&);
 

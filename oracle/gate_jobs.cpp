@@ -252,7 +252,8 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
     for (const Part& part : parts) {
       int ends[2];
       if (::pipe2(ends, O_CLOEXEC) != 0)
-        throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
+        throw Infrastructure(
+            fmt::format("pipe of a job failed ({}): raise `ulimit -n`", std::strerror(errno)));
       Running p{open.size(), ::fork(), ends[0], part.results.get()};
       if (p.pid == 0) {
         ::close(ends[0]);
@@ -264,7 +265,9 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
       ::close(ends[1]);
       if (p.pid < 0) {
         ::close(ends[0]);
-        throw Infrastructure(fmt::format("fork: {}", std::strerror(error)));
+        throw Infrastructure(
+            fmt::format("fork of a job failed ({}): raise `ulimit -u`, or give it a smaller --jobs",
+                        std::strerror(error)));
       }
       open.push_back(p);
     }

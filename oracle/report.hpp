@@ -37,6 +37,8 @@ std::string paint(const std::string& text);
 
 // Throws BadInput when the folder cannot be made or written to (to be called before the run).
 void check_report_folder(const std::string& folder, const std::string& option = "--report");
+// The same, of what is there before anything is made; "" is no folder.
+void refuse_unwritable(const std::string& folder, const std::string& option = "--report");
 // A file of the folder, complete or not there. Throws Infrastructure.
 void write_whole(const std::string& folder, const std::string& name, const std::string& text);
 // Writes report.json, junit.xml, summary.md, index.html, each to a temporary name and then renamed.

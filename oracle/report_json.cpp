@@ -296,16 +296,38 @@ void write_whole(const std::string& folder, const std::string& name, const std::
                        "; the verdict above holds, run again with another --report folder");
 }
 
+namespace {
+
+// Why nothing can be written into a folder that is there; "" where it can.
+std::string unwritable(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return "a file of that name";
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return "";
+  return std::error_code(errno, std::generic_category()).message();
+}
+
+void refuse_folder(const std::string& folder, const std::string& option, const std::string& met) {
+  if (met.empty()) return;
+  throw BadInput(option + ": expected a folder that can be written, met " + folder + " (" + met +
+                 "); name another folder");
+}
+
+}  // namespace
+
+void refuse_unwritable(const std::string& folder, const std::string& option) {
+  if (folder.empty()) return;
+  std::error_code error;
+  fs::path there = fs::absolute(folder, error);
+  while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
+  const std::string met = unwritable(there);
+  const bool below = there != fs::absolute(folder, error);
+  refuse_folder(folder, option, below && !met.empty() ? there.string() + ": " + met : met);
+}
+
 void check_report_folder(const std::string& folder, const std::string& option) {
   std::error_code error;
   fs::create_directories(folder, error);
-  std::string met = error ? error.message() : "";
-  if (met.empty() && !fs::is_directory(folder)) met = "a file of that name";
-  if (met.empty() && access(folder.c_str(), W_OK | X_OK) != 0)
-    met = std::error_code(errno, std::generic_category()).message();
-  if (!met.empty())
-    throw BadInput(option + ": expected a folder that can be written, met " + folder + " (" + met +
-                   "); name another folder");
+  refuse_folder(folder, option, error ? error.message() : unwritable(folder));
 }
 
 void write_report(const Report& report, const std::string& folder) {

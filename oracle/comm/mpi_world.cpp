@@ -154,9 +154,7 @@ class MpiWorld final : public World {
   static constexpr double grace_seconds = 1.5;
 
   void make_folder() {
-    const char* temporary = std::getenv("TMPDIR");
-    folder_.emplace(spec_.run_directory.empty() ? std::string(temporary ? temporary : "/tmp")
-                                                : spec_.run_directory);
+    folder_.emplace(spec_.run_directory.empty() ? parent_of_run_folders() : spec_.run_directory);
     if (::getrandom(&token_, sizeof token_, 0) != sizeof token_)
       token_ = uint64_t(Clock::now().time_since_epoch().count());
   }
@@ -165,12 +163,7 @@ class MpiWorld final : public World {
     if (local_) {
       sockaddr_un a{};
       a.sun_family = AF_UNIX;
-      const std::string path = folder_->path() + "/parent";
-      if (path.size() >= sizeof a.sun_path)
-        throw Infrastructure(
-            fmt::format("run directory: expected a path under {} characters, met {}; set TMPDIR to "
-                        "a shorter one",
-                        sizeof a.sun_path, path));
+      const std::string path = folder_->socket_path();
       std::strcpy(a.sun_path, path.c_str());
       listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
       if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0 ||
@@ -205,7 +198,9 @@ class MpiWorld final : public World {
       throw Infrastructure(fmt::format("pipe: {}", std::strerror(errno)));
     std::fflush(nullptr);
     launcher_pid_ = ::fork();
-    if (launcher_pid_ < 0) throw Infrastructure(fmt::format("fork: {}", std::strerror(errno)));
+    if (launcher_pid_ < 0)
+      throw Infrastructure(
+          fmt::format("fork of the launcher failed ({}): raise `ulimit -u`", std::strerror(errno)));
     if (launcher_pid_ == 0) {
       exec_launcher(words, report[1]);
     }

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "oracle/case.hpp"
 #include "oracle/comm/world.hpp"
 
 namespace shardproof {
@@ -79,6 +81,27 @@ RunFolder::RunFolder(const std::string& parent) : path_(parent + "/" + prefix + 
                     "TMPDIR to one that can be written to",
                     path_, std::strerror(errno)));
   owner_ = owned(path_);
+}
+
+std::string RunFolder::socket_path() const {
+  const std::string path = path_ + "/parent";
+  if (path.size() >= sizeof sockaddr_un::sun_path)
+    throw Infrastructure(
+        fmt::format("run directory: expected a path under {} characters, met {}; set TMPDIR to a "
+                    "shorter one",
+                    sizeof sockaddr_un::sun_path, path));
+  return path;
+}
+
+std::string parent_of_run_folders() {
+  const char* temporary = std::getenv("TMPDIR");
+  return temporary && *temporary ? temporary : "/tmp";
+}
+
+void check_run_folders() try {
+  static_cast<void>(RunFolder(parent_of_run_folders()).socket_path());
+} catch (const Infrastructure& e) {
+  throw BadInput(e.what());
 }
 
 RunFolder::~RunFolder() {

@@ -5,6 +5,11 @@
 
 namespace shardproof {
 
+// The folder in which they are made: TMPDIR, or /tmp.
+std::string parent_of_run_folders();
+// Throws BadInput where none can be made there, or its socket could have no name.
+void check_run_folders();
+
 class RunFolder {
  public:
   explicit RunFolder(const std::string& parent);  // makes parent/shardproof.XXXXXX
@@ -12,6 +17,8 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
   const std::string& path() const { return path_; }
+  // On which ranks call back. Throws Infrastructure where its path is too long for one.
+  std::string socket_path() const;
 
  private:
   std::string path_;

@@ -262,6 +262,9 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--deadline-scale", "0"}, {"--deadline-scale", "'0'"}},
       {{"gate", "--report", file}, {"--report", file}},
       {{"gate", "--report", "/dev/null/x"}, {"--report", "/dev/null/x"}},
+      // Answered before anything is planned: the family is not looked at yet.
+      {{"gate", "no_such_family", "--report", "/dev/null"}, {"--report", "/dev/null"}},
+      {{"gate", "no_such_family", "--dump", file + "/below"}, {"--dump", file + "/below"}},
       {{"gate", "--failed", folder / "none"}, {folder / "none"}},
       {{"gate", "no_such_family"}, {"'no_such_family'"}},
       {{"run"}, {"empty line"}},
@@ -331,6 +334,31 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
     for (const std::string& part : wrong.says)
       EXPECT_TRUE(holds(ended.err, part)) << called << "\nsays " << ended.err << "not  " << part;
   }
+}
+
+// Once, before any case; where no rank of MPI is due it does not matter.
+TEST_F(Command, AFolderThatMpiRanksCannotMeetInIsRefused) {
+  if (!mpi_missing().empty()) GTEST_SKIP() << mpi_missing();
+  const Folder folder;
+  const std::string report = folder / "report", out = folder / "out", err = folder / "err",
+                    long_one = folder / std::string(120, 'x').c_str();
+  fs::create_directories(long_one);
+  const auto called = [&](const std::string& temporary, const std::string& words) {
+    return WEXITSTATUS(std::system(fmt::format("TMPDIR={} {} {} --report {} > {} 2> {}", temporary,
+                                               program(), words, report, out, err)
+                                       .c_str()));
+  };
+  for (const std::string& temporary : {folder / "none", long_one}) {
+    for (const char* words : {"gate linear_row --tier smoke --transport mpi",
+                              "run linear_row tp=2 transport=mpi --check forward"}) {
+      EXPECT_EQ(called(temporary, words), 2) << words << "\n" << text_of(err);
+      EXPECT_EQ(text_of(out), "");
+      EXPECT_TRUE(holds(text_of(err), temporary) && holds(text_of(err), "set TMPDIR to"))
+          << text_of(err);
+      EXPECT_FALSE(fs::exists(report)) << words << " left a folder behind";
+    }
+  }
+  EXPECT_EQ(called(folder / "none", "run linear_row tp=2 --check forward"), 0) << text_of(err);
 }
 
 // What a run leaves undone is refused; what is only spelled another way is not.

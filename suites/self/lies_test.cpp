@@ -548,14 +548,20 @@ TEST_P(Lies, AThrowSpeaksForItselfAndTheOthersAreReleased) {
 
 // --- watchdogs: TERM, then KILL, and nobody is left behind
 
+// A call's deadline counts from when the rank is in it. Where it is given no core for so long that
+// the job's passes before, a longer one decides.
 TEST_P(Lies, ADeafRankIsHungAndEnded) {
-  const auto begin = Clock::now();
-  const auto outcomes = run("endless 1", 0.03);
-  EXPECT_EQ(outcomes[1].end, RankOutcome::hung) << outcomes[1].text;
-  const std::string text = said(outcomes[0]);
+  std::string text;
+  for (const double scale : {0.03, 0.3, 1.}) {
+    const auto begin = Clock::now();
+    const auto outcomes = run("endless 1", scale);
+    EXPECT_EQ(outcomes[1].end, RankOutcome::hung) << outcomes[1].text;
+    EXPECT_LT(seconds_since(begin), 30 + (kill_after_seconds + 10) * scale);
+    EXPECT_FALSE(world_->alive());
+    text = said(outcomes[0]);
+    if (text.starts_with("released by deadline: ")) break;
+  }
   EXPECT_TRUE(text.starts_with("released by deadline: ")) << text;
-  EXPECT_LT(seconds_since(begin), 30);
-  EXPECT_FALSE(world_->alive());
 }
 
 // --- a rank that leaks: it leaves by _exit, and no sanitizer would say so
