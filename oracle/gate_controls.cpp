@@ -130,9 +130,9 @@ void conclude(ControlResult& out, const Judged& broken, const Judged& healthy,
     if (!broken.completed && (c.verdict == Verdict::crashed || c.verdict == Verdict::hung)) {
       out.outcome = ControlResult::wrong_check;
       out.reason = fmt::format(
-          "{}: a crash or a hang is not a catch; a kernel that sizes buffers or later calls by "
+          "{}{}: a crash or a hang is not a catch; a kernel that sizes buffers or later calls by "
           "what a call returns has to test it first, and throw",
-          name(c.verdict));
+          name(c.verdict), c.findings.empty() ? "" : ", " + c.findings[0].message);
       return;
     }
   std::vector<std::string> quiet;

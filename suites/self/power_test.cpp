@@ -1,6 +1,7 @@
 // What tolerances are worth: an error just above a bound is seen and one below it is not, in every
 // comparator that has a bound; a bound that is too wide lets its control escape, and the report
 // says so; a margin that is too small judges nobody.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -463,9 +464,13 @@ TEST(Controls, ChecksThatMustBeSilentAre) {
 
 TEST(Controls, ACrashOrAHangIsNoCatch) {
   for (const Verdict lost : {Verdict::crashed, Verdict::hung}) {
-    const ControlResult c =
-        concluded(run_of({{"forward", 40}}, {{"memory", lost}}), {{"forward"}, {}, false});
+    Judged broken = run_of({{"forward", 40}}, {{"memory", lost}});
+    for (CheckResult& check : broken.result.checks)
+      if (check.check == "memory") check.findings.emplace_back().message = "rank 1 SIGKILL";
+    const ControlResult c = concluded(broken, {{"forward"}, {}, false});
     EXPECT_EQ(c.outcome, ControlResult::wrong_check);
+    EXPECT_EQ(c.reason.find(fmt::format("{}, rank 1 SIGKILL: a crash", name(lost))), 0u)
+        << c.reason;
   }
 }
 
