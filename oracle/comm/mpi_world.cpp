@@ -251,6 +251,8 @@ class MpiWorld final : public World {
     const double limit = 120 * std::max(1.0, spec_.deadline_scale);
     const auto begin = Clock::now();
     Callers callers;
+    std::optional<Clock::time_point> first_ended;
+    int looks = 0;
     for (int present = 0; present < spec_.ranks;) {
       if (interrupted()) throw Infrastructure("interrupted while the ranks of MPI started");
       if (launcher_gone())
@@ -263,6 +265,7 @@ class MpiWorld final : public World {
             fmt::format("{} of {} ranks called back within {:.0f} s of '{}'{}; check that every "
                         "host can be reached and has enough slots",
                         present, spec_.ranks, limit, joined(launcher_, " "), told_in(log_file())));
+      if (looks++ % 20 == 0) refuse_start_without(first_ended);
       const int fd = callers.next(listener_);
       Hello hello;
       if (fd < 0) continue;
@@ -283,6 +286,36 @@ class MpiWorld final : public World {
       if (local_) l.page = map_page(hello.supervisor);
       ++present;
     }
+  }
+
+  // A launcher may wait for ever where a rank ended before MPI had begun; one that does not has
+  // the word for as long as it takes to end.
+  void refuse_start_without(std::optional<Clock::time_point>& first_ended) const {
+    constexpr double seconds_of_the_launcher = 1;
+    const std::string how = local_ ? a_rank_that_ended() : "";
+    if (how.empty()) return;
+    if (!first_ended) first_ended = Clock::now();
+    if (seconds_since(*first_ended) < seconds_of_the_launcher) return;
+    throw Infrastructure(fmt::format("a rank of '{}' {} while its ranks started{}; run it again",
+                                     joined(launcher_, " "), how, told_in(log_file())));
+  }
+
+  // "was killed by signal 9 (SIGKILL)"; "" where every rank that came so far lives.
+  std::string a_rank_that_ended() const {
+    std::error_code e;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_->path(), e)) {
+      if (!entry.path().filename().string().starts_with("page.")) continue;
+      // Read, not mapped: one that is being made is shorter.
+      alignas(MpiPage) char bytes[sizeof(MpiPage)];
+      std::ifstream in(entry.path(), std::ios::binary);
+      if (!in.read(bytes, sizeof bytes)) continue;
+      const auto& page = *reinterpret_cast<const MpiPage*>(bytes);
+      if (!page.ended.load()) continue;
+      return WIFSIGNALED(page.status)
+                 ? fmt::format("was killed by {}", signal_name(WTERMSIG(page.status)))
+                 : fmt::format("ended with exit code {}", WEXITSTATUS(page.status));
+    }
+    return "";
   }
 
   // Connections that have said nothing so far: a stranger that never does keeps no rank waiting.

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -756,6 +757,17 @@ TEST_F(Launcher, RanksAreNotKeptWaitingByASilentStranger) {
   EXPECT_LT(seconds_since(begin), stranger_seconds);
 }
 
+// A launcher of MPICH waits for ever for a rank that was killed before its MPI_Init.
+TEST_F(Launcher, ARankThatIsKilledBeforeItCalledBackIsNotWaitedFor) {
+  setenv("SHARDPROOF_KILLED_EARLY", "1", 1);
+  const auto begin = Clock::now();
+  const std::string why = refusal(spec(2));
+  unsetenv("SHARDPROOF_KILLED_EARLY");
+  EXPECT_TRUE(holds(why, "was killed by signal 9 (SIGKILL)") || holds(why, "ended before its 2"))
+      << why;
+  EXPECT_LT(seconds_since(begin), 60);
+}
+
 TEST_F(Launcher, NeedsAFolderThatCanBeWrittenTo) {
   WorldSpec s = spec(2);
   s.run_directory.clear();
@@ -945,9 +957,18 @@ TEST(OneReport, RanksNeitherOverwriteNorRepeatIt) {
 }  // namespace
 }  // namespace shardproof
 
+// The process of the rank that SHARDPROOF_KILLED_EARLY names ends as soon as it is there.
+void die_early() {
+  const char *doomed = std::getenv("SHARDPROOF_KILLED_EARLY"), *rank = std::getenv("PMI_RANK");
+  if (doomed && rank && std::string(doomed) == rank)
+    pthread_atfork(nullptr, nullptr, [] { raise(SIGKILL); });
+}
+
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string(argv[1]) == "--worker")
+  if (argc > 1 && std::string(argv[1]) == "--worker") {
+    die_early();
     return shardproof::mpi_worker(argc, argv, shardproof::play);
+  }
   if (argc > 2 && std::string(argv[1]) == "--stranger") return shardproof::be_a_stranger(argv[2]);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
