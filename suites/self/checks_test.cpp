@@ -1894,6 +1894,13 @@ TEST(Leak, PaddingIsNoNumber) {
   c.sequences = [](const Case&, const Operand&) { return std::vector<int64_t>{0, 0, 0, -1}; };
   Play play(std::move(c), "tp=2", all_gather, own_block);
   EXPECT_EQ(play.judge("leak").verdict, Verdict::passed);
+  // A row of padding is nobody's to write a sequence into.
+  const int other = play.e.find_shot("leak:0");
+  const double before = play.get(1, false, 20, other);
+  play.set(1, false, 20, before + 1, other);
+  EXPECT_EQ(play.judge_again("leak").verdict, Verdict::failed);
+  play.set(1, false, 20, before, other);
+  EXPECT_EQ(play.judge_again("leak").verdict, Verdict::passed);
   const int loud = play.e.find_shot("leak:padding");
   for (const auto& given : play.e.shots[size_t(loud)].feeds[0].given)
     for (size_t i = 0; i < 24; ++i) EXPECT_EQ(std::isnan(given.value[i]), i >= 18) << i;

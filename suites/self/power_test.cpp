@@ -51,10 +51,10 @@ Locals same(const Locals& x) { return x; }
 // Verdicts with the planted error at half and at twice what is allowed.
 template <class Plant>
 void expect_sharp(const Plant& plant) {
-  EXPECT_EQ(plant(0.5), Verdict::passed);
-  EXPECT_EQ(plant(2.0), Verdict::failed);
-  EXPECT_EQ(plant(-0.5), Verdict::passed);
-  EXPECT_EQ(plant(-2.0), Verdict::failed);
+  EXPECT_EQ(plant(0.95), Verdict::passed);
+  EXPECT_EQ(plant(1.05), Verdict::failed);
+  EXPECT_EQ(plant(-0.95), Verdict::passed);
+  EXPECT_EQ(plant(-1.05), Verdict::failed);
 }
 
 Verdict planted_element(const std::string& check, bool gradient, double bounds) {
