@@ -212,6 +212,14 @@ class Planner {
           refuse_two_seeds(*options_.seed, value);
   }
 
+  // A report may be older than this program, or edited.
+  Case parse_of_report(const std::string& line) const try {
+    return parse(line, registry_);
+  } catch (const BadInput& e) {
+    throw BadInput(fmt::format("--failed: {}: the line '{}' is none of this program: {}",
+                               options_.failed, line, e.what()));
+  }
+
   void select_failed() {
     if (options_.seed || options_.seeds > 1)
       throw BadInput(
@@ -234,7 +242,7 @@ class Planner {
                       options_.failed));
     const bool anywhere = options_.transports.empty() && options_.devices.empty();
     for (const FailedLine& failed : lines) {
-      Case line = parse(failed.line, registry_);
+      Case line = parse_of_report(failed.line);
       if (!within(options_, line) || !selected(patterns_, registry_.contract(line.contract), line))
         continue;
       if (anywhere || is_due_at_its_place(line)) add_line(std::move(line), failed.control);

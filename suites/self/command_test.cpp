@@ -370,6 +370,20 @@ TEST_F(Command, WordsThatMeanNothingMoreAreTaken) {
   EXPECT_EQ(call({"gate", contract, "subject=ours", "--dry-run"}).code, 0);
 }
 
+TEST_F(Command, ALineOfAReportThatIsNoneOfTheProgramIsShownWithTheReport) {
+  const Folder folder;
+  Report report;
+  CaseResult& c = report.cases.emplace_back();
+  c.line = c.canonical = "linear_row tp=2 an_older_key=3";
+  c.checks.emplace_back();
+  c.checks[0].check = "forward", c.checks[0].verdict = Verdict::failed;
+  write_report(report, folder / "old");
+  const Ended ended = call({"gate", "--failed", folder / "old"});
+  EXPECT_EQ(ended.code, 2);
+  for (const std::string& part : {folder / "old", c.line, std::string("'an_older_key'")})
+    EXPECT_TRUE(holds(ended.err, part)) << ended.err;
+}
+
 TEST_F(Command, AReportWithoutFailuresLeavesNothingToRunAgain) {
   Folder folder;
   ASSERT_EQ(call({"run", contract, "tp=2", "--report", folder / "r"}).code, 0);
