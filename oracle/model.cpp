@@ -373,12 +373,14 @@ std::string attention(const SmallModel& s) { return s.layout.cp == 1 ? "" : head
 
 int64_t kv_heads_of_rank(const SmallModel& s) { return s.whole_kv ? 1 : s.kv_heads / s.layout.tp; }
 
-// Heads are exchanged for tokens: those of a tp rank are cut by cp as well, key heads or copied.
+// Heads are exchanged for tokens: those of a tp rank are dealt to cp as well, with their key heads
+// or with copies of these.
 std::string attention_by_heads(const SmallModel& s) {
-  const int64_t g = kv_heads_of_rank(s), cp = s.layout.cp;
-  if (attention(s).empty() || s.heads / s.layout.tp % cp != 0) return "";
-  if (g % cp == 0) return attention(s);
-  return cp % g == 0 ? attention(s) + " kv_replicate=on" : "";
+  const int64_t n = s.heads / s.layout.tp, g = kv_heads_of_rank(s), cp = s.layout.cp;
+  if (attention(s).empty() || n < cp) return "";
+  const bool even = n % cp == 0 && (g % cp == 0 || cp % g == 0);
+  return fmt::format("{}{}{}", attention(s), g < cp ? " kv_replicate=on" : "",
+                     even ? "" : " uneven_heads=on");
 }
 
 // Exchanged in runs of two ranks, turning across the runs.

@@ -23,20 +23,26 @@ View with_dim(View v) {
   return v;
 }
 
-std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks) {
+std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks, int64_t own_heads) {
   std::vector<int64_t> shape = by_tokens.shape;
   shape[0] *= ranks;
-  shape[shape.size() - 2] /= ranks;
+  shape[shape.size() - 2] = own_heads;
   return shape;
 }
 
-View copied_heads(const ContextRank& c, const View& v, int ranks) {
-  const int64_t heads = extent_from_end(v, 2), copies = ranks / heads;
-  if (heads % ranks == 0) return v;
+std::vector<int64_t> heads_by_rank(int64_t heads, int64_t dealt_key_heads, int ranks) {
+  std::vector<int64_t> parts = dealt(dealt_key_heads, ranks);
+  for (int64_t& n : parts) n *= heads / dealt_key_heads;
+  return parts;
+}
+
+View copied_heads(const ContextRank& c, const View& v, int64_t heads) {
+  const int64_t copies = heads / extent_from_end(v, 2);
+  if (copies == 1) return v;
   std::vector<int64_t> shape = v.shape;
-  shape[shape.size() - 2] = ranks;
+  shape[shape.size() - 2] = heads;
   const View wide = c.rank.workspace(v.dtype, shape);
-  for (int64_t h = 0; h < ranks; ++h)
+  for (int64_t h = 0; h < heads; ++h)
     convert(v.narrow(heads_dim(v), h / copies, 1), wide.narrow(heads_dim(v), h, 1));
   return wide;
 }

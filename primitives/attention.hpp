@@ -8,8 +8,10 @@
 //               while the block that is here is computed; in backward dK, dV turn p times with
 //               them, in the accumulation type, and so come home
 //   alltoall    tokens for heads (Ulysses): q, k, v exchanged, n/p heads attend over all tokens, o
-//               exchanged back; lse stays cut by heads. Fewer key heads than ranks are copied with
-//               kv_replicate=on and their gradients summed over the copies
+//               exchanged back; lse stays cut by heads. With kv_replicate=on key heads are copied
+//               to the ranks that read them and their gradients summed over the copies. With
+//               uneven_heads=on the first g mod p ranks have one key head more, and its query
+//               heads; where they are copied, the first n mod p ranks one query head
 //   hierarchical  alltoall inside runs of `inner` ranks, ring across them
 //
 // Parts of dK and dV travel in f32 under bf16 and f16 (wire= says otherwise); everything else in
@@ -40,10 +42,13 @@ int64_t extent_from_end(const View&, int from_end);
 inline int heads_dim(const View& v) { return int(v.shape.size()) - 2; }
 // [tokens.., heads] with one dim behind the heads.
 View with_dim(View);
-// [tokens, .., heads, dim] of a rank -> [ranks tokens, .., heads/ranks, dim].
-std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks);
-// Fewer key heads than ranks: head g stands p/g times in a row, once for each rank that reads it.
-View copied_heads(const ContextRank&, const View&, int ranks);
+// [tokens, .., heads, dim] of a rank -> [ranks tokens, .., heads of the rank, dim].
+std::vector<int64_t> shape_by_heads(const View& by_tokens, int ranks, int64_t own_heads);
+// Heads of each of the ranks, where a tensor has `heads` of them: equally many for each of the key
+// heads that are dealt.
+std::vector<int64_t> heads_by_rank(int64_t heads, int64_t dealt_key_heads, int ranks);
+// `heads` of them in the place of fewer: head g stands that many times more often, in a row.
+View copied_heads(const ContextRank&, const View&, int64_t heads);
 // Gradient of copied_heads: the sum over the copies of each head, made in the accumulation type.
 void sum_copies(const ContextRank&, const View& wide, const View& gradient);
 // Tokens of `count` ranks from `first` on, in the order of ranks.
@@ -131,13 +136,19 @@ class AttentionAllToAll : public Kernel {
   int64_t pairs() const { return pairs_; }
 
  protected:
-  // [tokens/p, .., heads, dim] <-> [tokens, .., heads/p, dim], tokens in the order of ranks.
+  // [tokens/p, .., heads, dim] <-> [tokens, .., heads of the rank, dim], tokens in the order of
+  // ranks.
   virtual void tokens_for_heads(ContextRank&, const View& by_tokens, const View& by_heads);
   virtual void heads_for_tokens(ContextRank&, const View& by_heads, const View& by_tokens);
+  // Of a tensor of `heads`: how many each rank has.
+  std::vector<int64_t> shares(const ContextRank&, int64_t heads) const;
+  // The gradient of key heads from those of their copies.
+  virtual void sum_of_copies(const ContextRank&, const View& wide, const View& gradient);
 
  private:
+  View own_heads(const ContextRank&, const View& by_tokens) const;
   View exchanged(ContextRank&, const View& by_tokens);
-  View home(ContextRank&, const Values&, const View& like, DType);
+  View home(ContextRank&, const Values&, const View& like, int64_t heads, DType);
   std::unique_ptr<AttentionCore> core_;
   int64_t pairs_ = 0;
 };

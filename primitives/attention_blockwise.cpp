@@ -42,6 +42,8 @@ struct Place : ContextRank {
   bool exchanges() const {
     return strategy == Strategy::alltoall || strategy == Strategy::hierarchical;
   }
+  // Dealt to the ranks that exchange heads.
+  int64_t key_heads() const { return dealt_key_heads(line); }
   // Of those that exchange heads, and of those among whom keys travel.
   Communicator& exchange() const { return strategy == Strategy::alltoall ? cp : cp.inner(inner()); }
   Communicator& travel() const {
@@ -101,16 +103,26 @@ AttentionPairs pairs(const Place& c, const BlockwiseSaved& s, const View& k, con
 
 // ---- Tokens for heads
 
+// Of a tensor of `heads`, each of the ranks that exchange.
+std::vector<int64_t> shares(const Place& c, int64_t heads) {
+  return heads_by_rank(heads, c.key_heads(), c.exchange().size());
+}
+std::vector<int64_t> own_shape(const Place& c, const View& by_tokens) {
+  Communicator& group = c.exchange();
+  return shape_by_heads(by_tokens, group.size(),
+                        shares(c, heads_of(by_tokens))[size_t(group.rank())]);
+}
 void tokens_for_heads(const Place& c, const View& by_tokens, const View& by_heads) {
-  all_to_all(c.rank, c.exchange(), by_tokens, by_heads, heads_dim(by_tokens), 0);
+  const auto heads = shares(c, heads_of(by_tokens));
+  all_to_all(c.rank, c.exchange(), by_tokens, by_heads, heads_dim(by_tokens), 0, heads);
 }
 void heads_for_tokens(const Place& c, const View& by_heads, const View& by_tokens) {
-  all_to_all(c.rank, c.exchange(), by_heads, by_tokens, 0, heads_dim(by_tokens));
+  const auto heads = shares(c, heads_of(by_tokens));
+  all_to_all(c.rank, c.exchange(), by_heads, by_tokens, 0, heads_dim(by_tokens), {}, heads);
 }
 
 View exchanged(const Place& c, const View& by_tokens) {
-  const View by_heads =
-      c.workspace(by_tokens.dtype, shape_by_heads(by_tokens, c.exchange().size()));
+  const View by_heads = c.workspace(by_tokens.dtype, own_shape(c, by_tokens));
   tokens_for_heads(c, by_tokens, by_heads);
   return by_heads;
 }
@@ -249,8 +261,8 @@ void take_operands(const Place& c, std::span<const View> inputs, BlockwiseSaved&
   for (size_t i = 0; i < 3; ++i) {
     *operands[i] = inputs[i];
     if (!c.exchanges()) continue;
-    const View by_tokens = i == 0 ? inputs[i] : copied_heads(c, inputs[i], c.exchange().size());
-    s.exchanged[i] = Kept(by_tokens.dtype, shape_by_heads(by_tokens, c.exchange().size()));
+    const View by_tokens = i == 0 ? inputs[i] : copied_heads(c, inputs[i], c.key_heads());
+    s.exchanged[i] = Kept(by_tokens.dtype, own_shape(c, by_tokens));
     *operands[i] = s.exchanged[i].view();
     tokens_for_heads(c, by_tokens, *operands[i]);
   }
@@ -274,12 +286,12 @@ View take_statistics(const Place& c, const View& g_lse) {
   return by_ranks;
 }
 
-// A gradient of exchanged operands to that of the operand.
-void return_gradient(const Place& c, const View& by_heads, const View& gradient, bool copies) {
+// A gradient of exchanged operands, `heads` of them, to that of the operand.
+void return_gradient(const Place& c, const View& by_heads, const View& gradient, int64_t heads) {
   if (!c.exchanges()) return convert(by_heads, gradient);
   std::vector<int64_t> shape = gradient.shape;
-  shape[shape.size() - 2] = heads_of(by_heads) * c.exchange().size();
-  const DType travels = copies ? c.wire : c.storage;
+  shape[shape.size() - 2] = heads;
+  const DType travels = heads != heads_of(gradient) ? c.wire : c.storage;
   const View narrowed = c.workspace(travels, by_heads.shape), home = c.workspace(travels, shape);
   convert(by_heads, narrowed);
   heads_for_tokens(c, narrowed, home);
@@ -351,10 +363,10 @@ void BlockwiseAttention::backward(Rank& rank, Saved& state, std::span<const View
         perform(KeyGradient{pull, tensor(own_dk)}, "the gradient of keys");
         perform(ValueGradient{pull, tensor(own_dv)}, "the gradient of values");
       });
-  const bool copies = c.exchanges() && heads_of(gradients[1]) % c.exchange().size() != 0;
-  return_gradient(c, dq, gradients[0], false);
-  return_gradient(c, dk, gradients[1], copies);
-  return_gradient(c, dv, gradients[2], copies);
+  const int64_t key_heads = c.exchanges() ? c.key_heads() : heads_of(gradients[1]);
+  return_gradient(c, dq, gradients[0], heads_of(gradients[0]));
+  return_gradient(c, dk, gradients[1], key_heads);
+  return_gradient(c, dv, gradients[2], key_heads);
 }
 
 class BlockwiseAttentionBlock final : public AttentionBlock {

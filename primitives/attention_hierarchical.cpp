@@ -12,6 +12,9 @@ struct HierarchicalSaved : Saved {
 };
 
 int inner_of(const ContextRank& c) { return int(c.line.at("inner")); }
+std::vector<int64_t> shape_in_run(const ContextRank& c, const View& by_tokens) {
+  return shape_by_heads(by_tokens, inner_of(c), extent_from_end(by_tokens, 2) / inner_of(c));
+}
 
 }  // namespace
 
@@ -28,13 +31,13 @@ std::vector<Label> AttentionHierarchical::keys_of(ContextRank& c, int owner) {
 }
 
 Buffer AttentionHierarchical::by_heads(ContextRank& c, const View& by_tokens) {
-  Buffer exchanged(by_tokens.dtype, shape_by_heads(by_tokens, inner_of(c)));
+  Buffer exchanged(by_tokens.dtype, shape_in_run(c, by_tokens));
   run(c).all_to_all(by_tokens, exchanged.view(), heads_dim(by_tokens), 0);
   return exchanged;
 }
 
 void AttentionHierarchical::by_tokens(ContextRank& c, const Values& values, const View& to) {
-  const View all = c.rank.workspace(to.dtype, shape_by_heads(to, inner_of(c)));
+  const View all = c.rank.workspace(to.dtype, shape_in_run(c, to));
   write(all, values);
   run(c).all_to_all(all, to, 0, heads_dim(to));
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "primitives/work.hpp"
 
@@ -140,6 +141,29 @@ Window window_of(const Case& line) {
 }
 
 int64_t copies_of_keys(const Case& line) { return at_or(line, "kv_replicas", 1); }
+
+std::vector<int64_t> dealt(int64_t extent, int ranks) {
+  std::vector<int64_t> parts(size_t(ranks), extent / ranks);
+  for (int64_t r = 0; r < extent % ranks; ++r) ++parts[size_t(r)];
+  return parts;
+}
+
+namespace {
+
+// Query heads of a rank of tp, and its key heads.
+std::pair<int64_t, int64_t> own_heads(const Case& line) {
+  const int64_t tp = line.ranks(Axis::tp);
+  return {line.at("heads") / tp, line.at("kv_heads") * copies_of_keys(line) / tp};
+}
+
+}  // namespace
+
+int64_t dealt_key_heads(const Case& line) {
+  const auto [n, g] = own_heads(line);
+  if (!line.has("kv_replicate") || !line.on("kv_replicate")) return g;
+  const int64_t p = line.ranks(Axis::cp);
+  return n % p ? n : n / std::gcd(n / p, n / g);
+}
 
 namespace {
 
@@ -358,25 +382,33 @@ std::optional<Rejected> refused_attention(const Case& line) {
 
 std::optional<Rejected> refused_attention_alltoall(const Case& line) {
   if (Refusal r = refused_attention(line)) return r;
-  const int64_t tp = line.ranks(Axis::tp), p = line.ranks(Axis::cp);
-  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") * copies_of_keys(line) / tp;
+  const auto [n, g] = own_heads(line);
+  const int64_t p = line.ranks(Axis::cp);
+  const bool replicate = line.on("kv_replicate");
   const std::string met = std::to_string(n) + " heads and " + std::to_string(g) +
                           " kv_heads on a tp rank, cp=" + std::to_string(p);
-  const std::string legal =
-      "cp=" + std::to_string(nearest_legal(n, g, p)) + " is the nearest legal";
-  const bool replicate = line.on("kv_replicate");
+  const int64_t most = replicate ? n : g;  // each rank is dealt one at least
+  const auto nearest = [](int64_t cp) {
+    return "cp=" + std::to_string(cp) + " is the nearest legal";
+  };
+  if (line.on("uneven_heads"))
+    return when(most < p, std::string(replicate ? "heads" : "kv_heads") + " for each rank of cp",
+                met, nearest(most) + (n >= p ? "; or copy key heads with kv_replicate=on" : ""));
+  const std::string legal = nearest(nearest_legal(n, g, p)),
+                    dealt = most >= p ? "; or deal unequal shares with uneven_heads=on" : "";
   return first_refusal(
-      when(n % p != 0, "heads divisible by cp", met, legal),
+      when(n % p != 0, "heads divisible by cp", met, legal + dealt),
       when(!replicate && g % p != 0, "kv_heads divisible by cp", met,
-           legal + (p % g == 0 ? "; or copy key heads with kv_replicate=on" : "")),
+           legal + (p % g == 0 ? "; or copy key heads with kv_replicate=on" : "") + dealt),
       when(replicate && g % p != 0 && p % g != 0,
-           "kv_heads divisible by cp, or cp by kv_heads where they are copied", met, legal));
+           "kv_heads divisible by cp, or cp by kv_heads where they are copied", met,
+           legal + dealt));
 }
 
 std::optional<Rejected> refused_attention_hierarchical(const Case& line) {
   if (Refusal r = refused_attention(line)) return r;
-  const int64_t tp = line.ranks(Axis::tp), p = line.ranks(Axis::cp), u = line.at("inner");
-  const int64_t n = line.at("heads") / tp, g = line.at("kv_heads") * copies_of_keys(line) / tp;
+  const int64_t p = line.ranks(Axis::cp), u = line.at("inner");
+  const auto [n, g] = own_heads(line);
   return first_refusal(
       when(p % u != 0, "inner that divides cp=" + std::to_string(p), said(line, "inner"),
            "choose a divisor"),

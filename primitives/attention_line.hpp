@@ -60,6 +60,13 @@ Window window_of(const Case&);
 // Ranks of tp that hold the same key heads, where there are fewer of these than ranks.
 int64_t copies_of_keys(const Case&);
 
+// Of `extent` things each rank has floor or ceil(extent/ranks), the first ranks one more.
+std::vector<int64_t> dealt(int64_t extent, int ranks);
+// Key heads that a tp rank deals to its ranks of cp, each with the query heads that read it. With
+// kv_replicate=on the query heads are dealt, and a key head is copied as often as its query heads
+// need one of their own rank.
+int64_t dealt_key_heads(const Case&);
+
 // Of which a contract over context counts the elements.
 inline constexpr const char* whole_operand = "a whole operand";
 

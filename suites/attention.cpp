@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "fixtures/context_maps.hpp"
+#include "fixtures/index_maps.hpp"
 #include "oracle/check.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/registry.hpp"
@@ -288,6 +290,10 @@ reference::AttentionRounding attention_rounding(const Case& c) {
   r.wire = unit_roundoff(sums_of_keys(c)), r.wire_tiny = smallest_subnormal(sums_of_keys(c)) / 2;
   r.tiny = smallest_subnormal(linears::accumulation_of(c));
   r.ranks = int(ranks(c));
+  // The gradient of a key head has as many parts as it has copies: more than ranks, where its query
+  // heads have one each.
+  if (c.has("uneven_heads") && c.on("uneven_heads") && c.on("kv_replicate"))
+    r.ranks = std::max(r.ranks, int(c.at("heads") / std::max<int64_t>(c.at("kv_heads"), 1)));
   if (const auto probs = dtype_from(c.text("probs"))) {
     r.factors = unit_roundoff(*probs);
     r.tiny = std::max(r.tiny, smallest_subnormal(*probs));
@@ -361,6 +367,29 @@ Layout key_heads_on(const Case& c, int dim) {
   return layout;
 }
 
+// How all-to-all deals the heads of a tp rank: in units of `queries` query heads and a key head
+// that is theirs, `copies` of each. Ranks get ceil or floor(units / cp) of them, the larger first.
+struct Dealing {
+  int64_t units, queries, copies;
+  explicit Dealing(const Case& c) {
+    const reading::OwnHeads own(c);
+    const int64_t group = std::max<int64_t>(own.query / std::max<int64_t>(own.key, 1), 1);
+    queries = group;
+    if (c.on("kv_replicate"))
+      queries = own.query % ranks(c) ? 1 : std::gcd(group, own.query / ranks(c));
+    units = own.query / queries, copies = group / queries;
+  }
+  int64_t on_rank(const Case& c, int rank) const {
+    const int64_t place = c.mesh().coordinate(rank, Axis::cp);
+    return units / ranks(c) + (place < units % ranks(c) ? 1 : 0);
+  }
+};
+
+Placement heads_dealt(const Case& c, int dim) {
+  const Dealing d(c);
+  return d.units % ranks(c) ? S(dim, groups_map(d.queries)) : S(dim);
+}
+
 std::vector<Operand> operands(const Case& c, Strategy strategy) {
   const int64_t n = c.at("heads"), g = c.at("kv_heads"), dk = c.at("head_dim"),
                 dv = value_dim_of(c);
@@ -374,7 +403,7 @@ std::vector<Operand> operands(const Case& c, Strategy strategy) {
   Operand lse{"lse", Operand::output, token_shape(c, false, {n}), tokens};
   // All-to-all leaves it where it was computed: cut by heads over tp and, inside, over cp.
   if (strategy == Strategy::alltoall) {
-    lse.layout = {{Axis::tp, S(heads)}, {Axis::cp, S(heads)}};
+    lse.layout = {{Axis::tp, S(heads)}, {Axis::cp, heads_dealt(c, heads)}};
     if (c.at("seq") > 0) lse.layout.insert(lse.layout.begin(), {Axis::dp, S(1)});
   }
   lse.gradient = c.on("lse_grad");
@@ -462,17 +491,19 @@ int64_t pairs(const Case& c, int rank) {
   return count;
 }
 
-std::vector<Traffic> alltoall_traffic(const Case& c) {
+// By tokens a rank sends all heads of its own; by heads all tokens of those that it was dealt.
+std::vector<Traffic> alltoall_traffic(const Case& c, int rank) {
   const Local l(c);
-  // Key heads fewer than ranks travel once for each rank.
-  const int64_t g = c.at("kv_heads") * c.at("kv_replicas") / c.ranks(Axis::tp);
-  const bool copies = g % l.p != 0;
-  const int64_t k = copies ? l.k / g * l.p : l.k, v = copies ? l.v / g * l.p : l.v;
+  const Dealing d(c);
+  const int64_t k = l.k * d.copies, v = l.v * d.copies, own = d.on_rank(c, rank) * l.p;
+  const auto by_heads = [&](int64_t by_tokens) { return by_tokens / d.units * own; };
   std::vector<Traffic> due;
-  for (const int64_t n : {l.q, k, v, l.o}) due.push_back(call(Op::all_to_all, false, n, c.dtype()));
-  for (const int64_t n : {l.o, l.q}) due.push_back(call(Op::all_to_all, true, n, c.dtype()));
-  for (const int64_t n : {k, v})
-    due.push_back(call(Op::all_to_all, true, n, copies ? sums_of_keys(c) : c.dtype()));
+  for (const int64_t n : {l.q, k, v, by_heads(l.o)})
+    due.push_back(call(Op::all_to_all, false, n, c.dtype()));
+  for (const int64_t n : {l.o, by_heads(l.q)})
+    due.push_back(call(Op::all_to_all, true, n, c.dtype()));
+  for (const int64_t n : {by_heads(k), by_heads(v)})
+    due.push_back(call(Op::all_to_all, true, n, d.copies > 1 ? sums_of_keys(c) : c.dtype()));
   return due;
 }
 
@@ -507,6 +538,19 @@ std::vector<Traffic> hierarchical_traffic(const Case& c) {
   return due;
 }
 
+std::vector<Traffic> traffic(const Case& c, Strategy strategy, int rank) {
+  switch (strategy) {
+    case Strategy::allgather:
+      return allgather_traffic(c);
+    case Strategy::ring:
+      return ring_traffic(c);
+    case Strategy::alltoall:
+      return alltoall_traffic(c, rank);
+    default:
+      return hierarchical_traffic(c);
+  }
+}
+
 // ---- Keys and cases
 
 std::vector<Key> keys(Strategy strategy) {
@@ -533,8 +577,10 @@ std::vector<Key> keys(Strategy strategy) {
     inner.derive = [](const Case& c) { return std::string(ranks(c) % 2 ? "1" : "2"); };
     list.push_back(inner);
   }
-  if (alltoall)
-    list.push_back(toggle("kv_replicate", "off", "copy key heads where there are fewer than cp"));
+  if (alltoall) {
+    list.push_back(toggle("kv_replicate", "off", "copy key heads to the query heads of cp ranks"));
+    list.push_back(toggle("uneven_heads", "off", "the first ranks of cp have one head more"));
+  }
   return list;
 }
 
@@ -542,13 +588,15 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
                                   Strategy strategy) {
   const bool alltoall = strategy == Strategy::alltoall;
   // The first is a witness of operators, whose healthy run is judged once.
-  const auto smoke = crossed(
+  auto smoke = crossed(
       {name},
       {"cp=2 tokens=16 heads=4 layout=zigzag mask=causal",
        "cp=4 tokens=24 layout=zigzag mask=causal v_dim=5", "cp=4 tokens=24 mask=causal window=5,0",
        "cp=2 layout=zigzag mask=causal docs=7,1,8",
        "cp=4 layout=zigzag mask=causal docs=7,1,8 lse_grad=on",
        "cp=2 tokens=24 layout=zigzag mask=causal dtype=bf16", "cp=2 tp=2 tokens=24 softcap=2"});
+  if (alltoall)
+    smoke.push_back(name + " cp=4 tokens=16 uneven_heads=on heads=10 layout=zigzag mask=causal");
   if (tier == "smoke") return smoke;
   const std::vector<std::string> all_ranks{name, name + " cp=2", name + " cp=3", name + " cp=4",
                                            name + " cp=8"};
@@ -575,6 +623,16 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
     heads = {"heads=8 kv_heads=1 kv_replicate=on", "heads=8 kv_heads=2 kv_replicate=on lse_grad=on",
              "heads=8 kv_heads=8 head_dim=1", "heads=8 head_dim=4 v_dim=1"};
   }
+  // Key heads that are copied, and heads that cp does not divide: dealt alone, with their key
+  // heads, with copies of these.
+  const std::vector<std::string> by_heads{
+      "cp=4 heads=8 kv_heads=2 kv_replicate=on dtype=bf16",
+      "cp=4 heads=8 kv_heads=2 kv_replicate=on seq=16 batch=3",
+      "cp=3 uneven_heads=on heads=8 kv_heads=4 docs=7,1,8 lse_grad=on",
+      "cp=3 uneven_heads=on heads=8 kv_heads=2 kv_replicate=on dtype=bf16",
+      "cp=4 uneven_heads=on heads=12 kv_heads=3 kv_replicate=on strides=transposed mask=causal",
+      "tp=2 cp=2 uneven_heads=on heads=12 kv_heads=6 tokens=16 order=cp,tp",
+      "cp=8 uneven_heads=on heads=9 seq=16 batch=2 v_dim=5 kv_tokens=64"};
   const auto ci = together(
       {smoke,
        crossed(crossed(all_ranks, dense), masks),
@@ -619,9 +677,7 @@ std::vector<std::string> cases_of(const std::string& name, const std::string& ti
         name + " tp=2 cp=2 dp=2 seq=16 batch=2 mask=causal",
         // More keys of a block than a tile holds.
         name + " cp=2 tokens=272 heads=4 mask=causal layout=zigzag"},
-       alltoall ? crossed({name + " cp=4 heads=8 kv_heads=2 kv_replicate=on"},
-                          {"dtype=bf16", "seq=16 batch=3"})
-                : std::vector<std::string>{}});
+       alltoall ? crossed({name}, by_heads) : std::vector<std::string>{}});
   if (tier != "nightly") return ci;
   return together(
       {ci,
@@ -669,12 +725,8 @@ Contract attention(const char* name, Strategy strategy, const char* summary) {
   c.operands = [strategy](const Case& line) { return operands(line, strategy); };
   c.forward = forward;
   c.backward = backward;
-  c.traffic = [how = strategy == Strategy::allgather ? allgather_traffic
-                     : strategy == Strategy::ring    ? ring_traffic
-                     : strategy == Strategy::alltoall
-                         ? alltoall_traffic
-                         : hierarchical_traffic](const Case& line, const std::string&, int) {
-    return ranks(line) == 1 ? std::vector<Traffic>() : how(line);
+  c.traffic = [strategy](const Case& line, const std::string&, int rank) {
+    return ranks(line) == 1 ? std::vector<Traffic>() : traffic(line, strategy, rank);
   };
   c.cases = [=](const std::string& tier) { return cases_of(name, tier, strategy); };
   c.illegal = illegal_of(name);
@@ -702,6 +754,9 @@ void family_attention(Registry& r) {
   alltoall.illegal.push_back("attention_alltoall cp=4 heads=8 kv_heads=2");
   alltoall.illegal.push_back("attention_alltoall cp=3 heads=8 kv_heads=8");
   alltoall.illegal.push_back("attention_alltoall cp=4 heads=12 kv_heads=3 kv_replicate=on");
+  alltoall.illegal.push_back("attention_alltoall cp=4 heads=8 kv_heads=2 uneven_heads=on");
+  alltoall.illegal.push_back(
+      "attention_alltoall cp=4 heads=3 kv_heads=1 kv_replicate=on uneven_heads=on");
   r.add(std::move(alltoall));
   Contract hierarchical = attention("attention_hierarchical", Strategy::hierarchical,
                                     "attention, heads exchanged in runs, keys turning across them");

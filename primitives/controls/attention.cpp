@@ -8,6 +8,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/controls/table.hpp"
+#include "primitives/work.hpp"
 
 namespace shardproof {
 namespace {
@@ -294,6 +295,65 @@ struct AllToAllAlongBatch final : AttentionAllToAll {
   }
 };
 
+// Ranks that were dealt a head more than heads/cp leave it out.
+struct ExtraHeadDropped final : AttentionAllToAll {
+  void tokens_for_heads(ContextRank& c, const View& by_tokens, const View& by_heads) override {
+    AttentionAllToAll::tokens_for_heads(c, by_tokens, by_heads);
+    const int dim = heads_dim(by_heads);
+    const int64_t own = extent_from_end(by_heads, 2),
+                  kept = extent_from_end(by_tokens, 2) / c.cp.size();
+    if (own > kept) set_zero(by_heads.narrow(dim, kept, own - kept));
+  }
+};
+
+// Counts are right, and rank r's heads are sent from r (heads/cp) on.
+struct DisplacedByEqualShares final : AttentionAllToAll {
+  void tokens_for_heads(ContextRank& c, const View& by_tokens, const View& by_heads) override {
+    const int dim = heads_dim(by_tokens);
+    const int64_t heads = extent_from_end(by_tokens, 2), p = c.cp.size();
+    const View sent = c.rank.workspace(by_tokens.dtype, by_tokens.shape);
+    int64_t at = 0, from = 0;
+    for (int64_t n : shares(c, heads)) {
+      copy(by_tokens.narrow(dim, from, n), sent.narrow(dim, at, n));
+      at += n, from += heads / p;
+    }
+    AttentionAllToAll::tokens_for_heads(c, sent, by_heads);
+  }
+};
+
+// Heads that come home lie rank by rank; the receiver takes the last ranks for those with one more.
+struct RemainderReadAsLast final : AttentionAllToAll {
+  void heads_for_tokens(ContextRank& c, const View& by_heads, const View& by_tokens) override {
+    AttentionAllToAll::heads_for_tokens(c, by_heads, by_tokens);
+    auto counts = shares(c, extent_from_end(by_tokens, 2));
+    Values arrived;
+    each_block(by_tokens, counts, [&](const View& block) {
+      for (double x : to_doubles(block)) arrived.push_back(x);
+    });
+    std::reverse(counts.begin(), counts.end());
+    std::span<const double> rest = arrived;
+    each_block(by_tokens, counts, [&](const View& block) {
+      write(block, rest.first(size_t(block.elements())));
+      rest = rest.subspan(size_t(block.elements()));
+    });
+  }
+  template <class F>
+  static void each_block(const View& v, const std::vector<int64_t>& counts, F f) {
+    int64_t at = 0;
+    for (int64_t n : counts) f(v.narrow(heads_dim(v), at, n)), at += n;
+  }
+};
+
+// A key head that ranks hold copies of gets the gradient of the first of them alone.
+struct FirstCopyAlone final : AttentionAllToAll {
+  void sum_of_copies(const ContextRank&, const View& wide, const View& gradient) override {
+    const int dim = heads_dim(wide);
+    const int64_t heads = extent_from_end(gradient, 2), copies = extent_from_end(wide, 2) / heads;
+    for (int64_t h = 0; h < heads; ++h)
+      convert(wide.narrow(dim, h * copies, 1), gradient.narrow(dim, h, 1));
+  }
+};
+
 // ---- Hierarchical
 
 // Runs that exchange heads are strided, {0,2} and {1,3}, positions are those of {0,1} and {2,3}.
@@ -329,6 +389,10 @@ const char* const gather = "attention_allgather";
 const char* const alltoall = "attention_alltoall";
 const char* const zigzag4documents = "cp=4 layout=zigzag mask=causal docs=7,1,8 kv_docs=5,3,12";
 const char* const zigzag4 = "cp=4 layout=zigzag mask=causal";
+const char* const uneven4 = "cp=4 layout=zigzag mask=causal tokens=16 heads=10 uneven_heads=on";
+const char* const copies3 =
+    "cp=3 layout=zigzag mask=causal tokens=12 "
+    "heads=8 kv_heads=2 kv_replicate=on uneven_heads=on";
 
 const Row rows[] = {
     {ring, "zigzag_as_contiguous", ring_with<ZigzagAsContiguous>, "forward,mask",
@@ -395,6 +459,17 @@ const Row rows[] = {
      "deepspeedai/DeepSpeed, test reference of FPDT", zigzag4, "more than one head on the rank"},
     {alltoall, "a2a_axis_swapped", twin<AllToAllAlongBatch>, "forward", "ledger",
      "deepspeedai/Megatron-DeepSpeed 406", "cp=2 mask=causal seq=16 batch=3", "batch >= 2"},
+    {alltoall, "extra_head_dropped", twin<ExtraHeadDropped>, "forward", "ledger",
+     "a loop over heads/cp heads", uneven4, "heads that cp does not divide"},
+    {alltoall, "displaced_by_equal_shares", twin<DisplacedByEqualShares>, "forward", "ledger",
+     "displacements of an equal all-to-all beside unequal counts", uneven4,
+     "heads that cp does not divide"},
+    {alltoall, "remainder_read_as_last", twin<RemainderReadAsLast>, "forward", "ledger",
+     "two sides that deal the heads left over to other ranks", uneven4,
+     "heads that cp does not divide"},
+    {alltoall, "copied_key_gradient_not_summed", twin<FirstCopyAlone>, "gradient", "forward,ledger",
+     "copies of key heads that are taken for the heads", copies3,
+     "kv_replicate=on, more than one copy"},
     {"attention_hierarchical", "inner_group_strided", twin<InnerGroupStrided>, "forward,ledger", "",
      "runs of ranks taken along the other axis of the same group", zigzag4,
      "cp=4, inner=2, causal or a window (full: ledger only)"},

@@ -272,6 +272,17 @@ TEST(AttentionRefusals, NameWhatIsLegalNearby) {
   EXPECT_NE(heads.find("cp=2 is the nearest legal"), std::string::npos) << heads;
   EXPECT_NE(heads.find("kv_replicate=on"), std::string::npos) << heads;
   EXPECT_EQ(refusal("attention_alltoall cp=4 heads=8 kv_heads=2 kv_replicate=on"), "");
+  const std::string undivided = refusal("attention_alltoall cp=3 heads=8 kv_heads=4");
+  EXPECT_NE(undivided.find("uneven_heads=on"), std::string::npos) << undivided;
+  EXPECT_EQ(refusal("attention_alltoall cp=3 heads=8 kv_heads=4 uneven_heads=on"), "");
+  const std::string few = refusal("attention_alltoall cp=4 heads=9 kv_heads=3 uneven_heads=on");
+  EXPECT_NE(few.find("cp=3 is the nearest legal; or copy key heads"), std::string::npos) << few;
+  EXPECT_EQ(refusal("attention_alltoall cp=4 heads=9 kv_heads=3 uneven_heads=on kv_replicate=on"),
+            "");
+  const std::string fewer =
+      refusal("attention_alltoall cp=8 heads=6 kv_heads=3 uneven_heads=on kv_replicate=on");
+  EXPECT_NE(fewer.find("heads for each rank of cp"), std::string::npos) << fewer;
+  EXPECT_TRUE(fewer.ends_with("cp=6 is the nearest legal")) << fewer;
   const std::string document = refusal("attention_ring cp=2 docs=7,-1,10");
   EXPECT_NE(document.find("document 1 of -1 tokens, from 7 to 6"), std::string::npos) << document;
   // T % 2p = 0, but a position would be cut: seq = 3.
@@ -298,12 +309,60 @@ TEST(AttentionHeads, RanksThatShareAKeyHeadHoldCopiesOfIt) {
   EXPECT_EQ(refusal("attention_block tp=4 heads=8 kv_heads=2"), "");
 }
 
+// Heads that the ranks of cp are dealt, as the judge cuts lse and as a kernel cuts its operands.
+std::vector<Rows> own_heads(const std::string& text) {
+  const Case line = line_of(text);
+  const Operand lse = contract_of(line).operands(line)[4];
+  const int p = line.ranks(Axis::cp);
+  const auto counts = primitives::heads_by_rank(lse.shape[1] / line.ranks(Axis::tp),
+                                                primitives::dealt_key_heads(line), p);
+  std::vector<Rows> heads;
+  for (int r = 0; r < line.mesh().world(); ++r) {
+    Rows own;
+    for (int64_t i : whole_indices(lse.shape, lse.layout, line.mesh(), r))
+      if (i < lse.shape[1]) own.push_back(i);  // of token 0
+    EXPECT_EQ(counts[size_t(line.mesh().coordinate(r, Axis::cp))], int64_t(own.size())) << text;
+    heads.push_back(own);
+  }
+  return heads;
+}
+
+TEST(AttentionHeads, AreDealtInUnequalShares) {
+  const std::string line = "attention_alltoall uneven_heads=on ";
+  // The example beside DeepSpeed's uneven_heads_all2all: 7 heads on 4 ranks are 2, 2, 2, 1.
+  EXPECT_EQ(own_heads(line + "cp=4 heads=7"), (std::vector<Rows>{{0, 1}, {2, 3}, {4, 5}, {6}}));
+  // Three key heads of two query heads each, whole groups.
+  EXPECT_EQ(own_heads(line + "cp=2 heads=6 kv_heads=3"), (std::vector<Rows>{{0, 1, 2, 3}, {4, 5}}));
+  // With copies each query head by itself, also where whole groups would do.
+  EXPECT_EQ(own_heads(line + "cp=2 heads=5 kv_heads=1 kv_replicate=on"),
+            (std::vector<Rows>{{0, 1, 2}, {3, 4}}));
+  EXPECT_EQ(own_heads(line + "cp=2 heads=6 kv_heads=3 kv_replicate=on"),
+            (std::vector<Rows>{{0, 1, 2}, {3, 4, 5}}));
+  // Of each rank of tp by itself; tp is the faster axis.
+  EXPECT_EQ(own_heads(line + "tp=2 cp=2 heads=6"), (std::vector<Rows>{{0, 1}, {3, 4}, {2}, {5}}));
+  // Equal shares stay what they are.
+  EXPECT_EQ(own_heads(line + "cp=2 heads=4"), own_heads("attention_alltoall cp=2 heads=4"));
+}
+
+TEST(AttentionHeads, AKeyHeadIsCopiedAsOftenAsItsRanksNeed) {
+  const auto key_heads = [](const std::string& words) {
+    return primitives::dealt_key_heads(line_of("attention_alltoall kv_replicate=on " + words));
+  };
+  EXPECT_EQ(key_heads("cp=4 heads=8 kv_heads=2"), 4);  // one a rank
+  EXPECT_EQ(key_heads("cp=2 heads=8 kv_heads=2"), 2);  // none is copied
+  EXPECT_EQ(key_heads("cp=1 heads=8 kv_heads=2"), 2);
+  // 8 heads on 3 ranks, 3, 3, 2: one for each of them.
+  EXPECT_EQ(key_heads("cp=3 heads=8 kv_heads=2 uneven_heads=on"), 8);
+  // 4 heads a rank of groups of 6, cut at multiples of 2: one for two query heads.
+  EXPECT_EQ(key_heads("cp=3 heads=12 kv_heads=2 uneven_heads=on"), 6);
+}
+
 // ---- Traffic
 
-std::vector<std::string> calls(const std::string& text) {
+std::vector<std::string> calls(const std::string& text, int rank = 0) {
   const Case line = line_of(text);
   std::vector<std::string> list;
-  for (const Traffic& t : contract_of(line).traffic(line, "", 0))
+  for (const Traffic& t : contract_of(line).traffic(line, "", rank))
     list.push_back(std::string(t.backward ? "B " : "F ") + name(t.op) + " " +
                    std::to_string(t.count) + " " + name(t.dtype));
   return list;
@@ -331,6 +390,20 @@ TEST(AttentionTraffic, FourExchangesEachWay) {
                         "F all_to_all 80 f64", "B all_to_all 80 f64", "B all_to_all 48 f64",
                         "B all_to_all 24 f64", "B all_to_all 40 f64"}));
   EXPECT_EQ(48 + 24 + 40 + 80, 4 * (4 + 2) * (3 + 5));
+}
+
+// 4 tokens of 3 heads are sent, 8 tokens of 2 heads or of 1 come back.
+TEST(AttentionTraffic, UnequalSharesReturnWhatARankWasDealt) {
+  const std::string line = "attention_alltoall cp=2 tokens=8 heads=3 v_dim=5 uneven_heads=on";
+  const auto due = [](const char* o, const char* qk) {
+    Calls list{"F all_to_all 36",      "F all_to_all 36",    "F all_to_all 60",
+               std::string("F ") + o,  "B all_to_all 60",    std::string("B ") + qk,
+               std::string("B ") + qk, std::string("B ") + o};
+    for (std::string& call : list) call += " f64";
+    return list;
+  };
+  EXPECT_EQ(calls(line, 0), due("all_to_all 80", "all_to_all 48"));
+  EXPECT_EQ(calls(line, 1), due("all_to_all 40", "all_to_all 24"));
 }
 
 // u = 2 of 4 ranks: exchanges in runs, one hop of K, V and two of dK, dV of unchanged length.
@@ -553,6 +626,41 @@ TEST(AttentionOnRanks, EqualScoresAverageAcrossRanks) {
       double due = 0;
       for (double n = token + 1; n <= 16; ++n) due += 1 / n;
       EXPECT_NEAR(run.gradients[2][i], due, 1e-14) << contract;
+    }
+  }
+}
+
+// Q = 0 without a mask: every row averages all 12 values of its key head, lse = log 12, and dV is
+// 1/12 of the cotangents of all tokens and query heads that read it. Head h has the values h + 1
+// times the token and the cotangent h + 1.
+TEST(AttentionOnRanks, UnequalSharesOfHeads) {
+  struct Heads {
+    int64_t ranks, queries, keys;
+    const char* words;
+  };
+  for (const auto& [p, n, g, words] : {Heads{3, 5, 5, ""},
+                                       {2, 6, 3, ""},
+                                       {3, 8, 2, " kv_replicate=on"},
+                                       {4, 6, 1, " kv_replicate=on"}}) {
+    const Case line =
+        line_of("attention_alltoall uneven_heads=on tokens=12 head_dim=1 cp=" + std::to_string(p) +
+                " heads=" + std::to_string(n) + " kv_heads=" + std::to_string(g) + words);
+    SCOPED_TRACE(print(line));
+    const auto T = size_t(12), N = size_t(n), G = size_t(g), group = N / G;
+    Numbers v(T * G), cotangent(T * N);
+    for (size_t i = 0; i < v.size(); ++i) v[i] = double((i % G + 1) * (i / G));
+    for (size_t i = 0; i < cotangent.size(); ++i) cotangent[i] = double(i % N + 1);
+    const Outcome run = run_kernel<primitives::AttentionAllToAll>(
+        line, {Numbers(T * N), drawn("k", {12, g, 1}), v}, {cotangent, Numbers(T * N)});
+    for (const std::string& why : run.thrown) ASSERT_EQ(why, "");
+    for (size_t i = 0; i < T * N; ++i) {
+      EXPECT_NEAR(run.outputs[0][i], double(i % N / group + 1) * 5.5, 1e-13);
+      EXPECT_NEAR(run.outputs[1][i], std::log(12.), 1e-14);
+    }
+    for (size_t i = 0; i < T * G; ++i) {
+      double due = 0;
+      for (size_t h = i % G * group; h < (i % G + 1) * group; ++h) due += double(h + 1);
+      EXPECT_NEAR(run.gradients[2][i], due, 1e-13);
     }
   }
 }

@@ -511,6 +511,15 @@ TEST(IndexMap, BlocksByHand) {
   EXPECT_COMPLAINT(uneven_map().owned(12, 4, 4), "rank 4 of 4");
 }
 
+TEST(IndexMap, GroupsStayWhole) {
+  // Five groups of two rows on three ranks: 2, 2, 1.
+  EXPECT_EQ(groups_map(2).owned(10, 3, 0), (Ints{0, 1, 2, 3}));
+  EXPECT_EQ(groups_map(2).owned(10, 3, 1), (Ints{4, 5, 6, 7}));
+  EXPECT_EQ(groups_map(2).owned(10, 3, 2), (Ints{8, 9}));
+  for (int r : {0, 1, 2})
+    EXPECT_EQ(groups_map(1).owned(10, 3, r), contiguous_map().owned(10, 3, r));
+}
+
 TEST(IndexMap, RanksPartitionTheExtent) {
   for (const IndexMap* map : {&contiguous_map(), &uneven_map()}) {
     for (int ranks = 1; ranks <= 9; ++ranks) {
