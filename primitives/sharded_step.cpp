@@ -21,11 +21,14 @@ bool is_adam(const Case& line) { return line.text("rule") == "adamw"; }
 bool keeps_masters(const Case& line) { return line.text("master") == "kept"; }
 bool clips(const Case& line) { return !line.text("clip").empty(); }
 
-Reduce reduction(const Case& line) {
-  return line.text("reduce") == "mean" ? Reduce::avg : Reduce::sum;
+bool averages_over(const Case& line, Axis axis) {
+  const std::string& how = line.text("reduce");
+  return how == "mean" || (how == "mean_dp" && axis == Axis::dp);
 }
 
 }  // namespace
+
+int64_t microbatches_of(const Case& line) { return line.at("microbatches"); }
 
 std::optional<Rejected> refused_sharded_step(const Case& line) {
   int64_t ranks = 1;
@@ -132,20 +135,56 @@ void ShardedStep::reduce_copies(Parallel& p, const View& shard, Reduce how) {
     all_reduce(p.rank, p.rank.along(axis), shard, shard, how);
 }
 
+std::vector<View> gradients_of(const StepTensors& t, int64_t microbatches, int64_t which) {
+  std::vector<View> all = t.gradients;
+  if (microbatches > 1)
+    for (View& g : all) g = g.narrow(0, which, 1);
+  return all;
+}
+
+View ShardedStep::own_sum(Parallel& p, const FlatBuffer& f, const StepTensors& t, DType type) {
+  const int64_t n = microbatches_of(p.rank.line());
+  const View sum = p.workspace(type, {f.padded()});
+  pack_gradients(f, gradients_of(t, n, 0), sum);
+  for (int64_t i = 1; i < n; ++i) {
+    const View more = p.workspace(type, {f.padded()});
+    pack_gradients(f, gradients_of(t, n, i), more);
+    add_into(more, sum);
+  }
+  return sum;
+}
+
+Reduce ShardedStep::reduction(const Case& line, const std::vector<Axis>& axes) const {
+  for (Axis axis : axes)
+    if (!averages_over(line, axis)) return Reduce::sum;
+  return Reduce::avg;
+}
+
+// One call over dp and cp sums both where only one of them is averaged.
+double ShardedStep::left_to_divide(const Case& line) const {
+  double divisor = line.text("loss") == "mean" ? double(microbatches_of(line)) : 1;
+  const std::vector<Axis> axes = axes_of_shards(line);
+  if (reduction(line, axes) == Reduce::sum)
+    for (Axis axis : axes)
+      if (averages_over(line, axis)) divisor *= line.ranks(axis);
+  return divisor;
+}
+
 View ShardedStep::reduced_gradient(Parallel& p, const FlatBuffer& f, const StepTensors& t) {
   const Case& line = p.rank.line();
   const bool alone = f.ranks == 1 && axes_of_shard_copies(line).empty();
   const DType wire = alone ? p.accumulate : type_on_wire(p);
-  const View all = p.workspace(wire, {f.padded()});
-  pack_gradients(f, t.gradients, all);
+  const View all = own_sum(p, f, t, wire);
   View own = all;
   if (f.ranks > 1) {
     own = p.workspace(wire, {f.block});
-    reduce(p, group_of_shards(p), all, own, reduction(line));
+    reduce(p, group_of_shards(p), all, own, reduction(line, axes_of_shards(line)));
   }
-  reduce_copies(p, own, reduction(line));
+  reduce_copies(p, own, reduction(line, axes_of_shard_copies(line)));
   const View gradient = p.workspace(p.accumulate, {f.count(f.own)});
   convert(own.narrow(0, 0, f.count(f.own)), gradient);
+  const double divisor = left_to_divide(line);
+  if (divisor != 1) scale(gradient, gradient, 1, divisor);
   return gradient;
 }
 

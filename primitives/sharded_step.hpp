@@ -8,8 +8,12 @@
 //            cp, and each rank of dp has a copy of shard and state
 //
 //   sharded_step
-//     gradients, in the wire type: one reduce-scatter; shard=cp: then one all-reduce over dp of the
-//              own shard. A sum, or the mean over all ranks (reduce=mean)
+//     gradients, in the wire type: those of microbatches are added up; one reduce-scatter;
+//     shard=cp:
+//              then one all-reduce over dp of the own shard. A sum, the mean over all ranks
+//              (reduce=mean), or over dp of what is summed over cp (reduce=mean_dp): an average
+//              where it is over all ranks of the call, else the sum, which is divided behind it.
+//              There a mean of microbatches (loss=mean) is divided, too
 //     clip=    squares of the own shard: one all-reduce over the shards; the gradient is scaled to
 //              a norm of at most that
 //     update   masters and moments of the own shard, in the accumulation type: AdamW, or SGD with
@@ -52,8 +56,8 @@ struct FlatBuffer {
 
 // Operands by name. Parameters in the order gamma, w, b.
 struct StepTensors {
-  std::vector<View> parameters, gradients;
-  View master, m, v;  // as they are handed; no data where there is none
+  std::vector<View> parameters, gradients;  // of several microbatches: [microbatches, ..]
+  View master, m, v;                        // as they are handed; no data where there is none
   std::vector<View> next;
   View next_master, next_m, next_v, norm;
 
@@ -77,6 +81,12 @@ class ShardedStep : public Kernel {
   virtual DType type_on_wire(const Parallel&) const;
   virtual StepNumbers numbers(const Case&) const;
   virtual bool decays(const FlatBuffer&, const Piece&) const;
+
+  // Gradients of the own microbatches, added up in the flat buffer.
+  virtual View own_sum(Parallel&, const FlatBuffer&, const StepTensors&, DType);
+  // How a call over these axes reduces, and what of a mean is left behind all calls.
+  virtual Reduce reduction(const Case&, const std::vector<Axis>&) const;
+  virtual double left_to_divide(const Case&) const;
 
   // Tensors of all parameters into the flat buffer, and out of it.
   virtual void pack_gradients(const FlatBuffer&, const std::vector<View>& all, const View& flat);
@@ -103,6 +113,9 @@ class ShardedStep : public Kernel {
 
 // Of one rank where there are no axes.
 Communicator& group_over(Parallel&, const std::vector<Axis>&);
+int64_t microbatches_of(const Case&);
+// Gradients of one microbatch.
+std::vector<View> gradients_of(const StepTensors&, int64_t microbatches, int64_t which);
 void pack(const std::vector<int64_t>& places, const std::vector<View>& all, const View& flat);
 void unpack(const std::vector<int64_t>& places, const View& flat, const std::vector<View>& all);
 // Elements [first, first + count) of the own shard's tensors.

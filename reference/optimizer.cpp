@@ -59,12 +59,16 @@ Off moved(double x, double shrunk, double lr, const Off& r, double u) {
           lr * r.error + gamma_of(operations, u) * (std::abs(x) * (1 + shrunk) + lr * r.most())};
 }
 
-Uncertain sum_of_parts(Values sum, In magnitude, double ranks, double share, const Rounding& r) {
+// A term meets its rounding, n - 1 sums of microbatches, p - 1 of ranks, two shares and a
+// conversion: n + p + 2 roundings. Below the normal range each of n p parts loses its rounding
+// alone, and sums nothing.
+Uncertain sum_of_parts(Values sum, In magnitude, const Parts& of, const Rounding& r) {
+  const double n = of.microbatches, p = of.ranks;
   Uncertain g{std::move(sum), Values(magnitude.size())};
   for (size_t i = 0; i < g.size(); ++i) {
-    g.value[i] *= share;
-    if (ranks > 1)
-      g.error[i] = gamma_of(ranks + 3, r.wire) * magnitude[i] * share + ranks * r.wire_tiny;
+    g.value[i] *= of.share;
+    if (n * p > 1)
+      g.error[i] = gamma_of(n + p + 2, r.wire) * magnitude[i] * of.share + n * p * r.wire_tiny;
   }
   return g;
 }

@@ -31,10 +31,15 @@ Off mixed(double b, const Off& a, double w, const Off& x, double u);
 // x (1 - shrunk) - lr r, in any arrangement.
 Off moved(double x, double shrunk, double lr, const Off& r, double u);
 
-// The sum of `ranks` parts on the wire, or that share of it, as a step begins with: each part is
-// rounded to the wire type and added there, a share is taken before or after that, and the result
-// is converted once more.
-Uncertain sum_of_parts(Values sum, In magnitude, double ranks, double share, const Rounding&);
+// What a step begins with: a sum of microbatches on each of the ranks, and of that over the ranks,
+// or a share of it.
+struct Parts {
+  double ranks = 1, microbatches = 1, share = 1;
+};
+// Each part is rounded to the wire type and added there, by microbatches first; of the ranks and of
+// the microbatches a share is taken anywhere on that way, and the result is converted once more.
+// One part of one rank is exact.
+Uncertain sum_of_parts(Values sum, In magnitude, const Parts&, const Rounding&);
 
 struct Step {
   Uncertain master, m, v;

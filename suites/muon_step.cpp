@@ -128,7 +128,7 @@ reference::MuonStep step(const Case& c, std::span<const Whole> in, int64_t k) {
   const Whole& parts = in[size_t(n + k)];
   const auto gradient = reference::sum_of_parts(
       denoted(g, g.layout, c.mesh(), parts).value,
-      denoted(g, g.layout, c.mesh(), absolute(parts)).value, double(p), 1, r);
+      denoted(g, g.layout, c.mesh(), absolute(parts)).value, {double(p)}, r);
   return reference::muon_step(rule(c), matrix(c, k), in[size_t(k)].value,
                               in[size_t(2 * n + k)].value, gradient, double(c.ranks(Axis::tp)),
                               r.accumulate);

@@ -30,7 +30,7 @@ using reference::Values;
 
 bool adamw(const Case& c) { return c.text("rule") == "adamw"; }
 bool clips(const Case& c) { return !c.text("clip").empty(); }
-bool takes_mean(const Case& c) { return c.text("reduce") == "mean"; }
+int64_t microbatches(const Case& c) { return c.at("microbatches"); }
 bool keeps_masters(const Case& c) { return c.text("master") == "kept"; }
 using reading::with_ranks;
 
@@ -42,6 +42,13 @@ std::vector<Axis> copied_over(const Case& c) {
 }
 int64_t ranks_with_gradients(const Case& c) {
   return int64_t(c.ranks(Axis::dp)) * c.ranks(Axis::cp);
+}
+
+// Over how many of its terms the sum of all gradients is averaged: ranks, and microbatches.
+int64_t averaged(const Case& c) {
+  const int64_t n = c.text("loss") == "mean" ? microbatches(c) : 1;
+  if (c.text("reduce") == "sum") return n;
+  return n * (c.text("reduce") == "mean" ? ranks_with_gradients(c) : c.ranks(Axis::dp));
 }
 
 struct Parameter {
@@ -94,12 +101,19 @@ Layout shards(const Case& c) {
           {Axis::cp, S(0, chunk_map(own))}};
 }
 
+// One behind the other where there are several microbatches.
+std::vector<int64_t> gradient_shape(const Case& c, const Parameter& p) {
+  std::vector<int64_t> shape = p.shape;
+  if (microbatches(c) > 1) shape.insert(shape.begin(), microbatches(c));
+  return shape;
+}
+
 std::vector<Operand> operands(const Case& c) {
   std::vector<Operand> list;
   for (const Parameter& p : parameters(c))
     list.push_back({p.name, Operand::input, p.shape, on_every_rank(I())});
   for (const Parameter& p : parameters(c))
-    list.push_back({"g_" + p.name, Operand::input, p.shape, on_every_rank(P())});
+    list.push_back({"g_" + p.name, Operand::input, gradient_shape(c, p), on_every_rank(P())});
   std::vector<std::string> states{"m"};
   if (keeps_masters(c)) states.insert(states.begin(), "master");
   if (adamw(c)) states.push_back("v");
@@ -139,6 +153,14 @@ void append(Values& to, const Whole& w, size_t stack, size_t n) {
             w.value.begin() + ptrdiff_t((stack + 1) * n));
 }
 
+// Values of one rank of tp, its microbatches added up.
+void append_sums(Values& to, const Whole& w, size_t stack, size_t count, int64_t microbatches) {
+  Values all, sum(count);
+  append(all, w, stack, count * size_t(microbatches));
+  for (size_t i = 0; i < all.size(); ++i) sum[i % count] += all[i];
+  to.insert(to.end(), sum.begin(), sum.end());
+}
+
 Given given(const Case& c, std::span<const Whole> in, size_t stack) {
   Given of;
   const size_t n = size_t(elements(c));
@@ -147,10 +169,12 @@ Given given(const Case& c, std::span<const Whole> in, size_t stack) {
   };
   for (const Parameter& p : parameters(c)) {
     const size_t count = size_t(product(p.shape));
-    const Operand o{"", Operand::input, p.shape, on_every_rank(P())};
+    const Operand o{"", Operand::input, gradient_shape(c, p), on_every_rank(P())};
     const Whole& g = named(c, in, "g_" + p.name);
-    append(of.gradient, denoted(o, o.layout, c.mesh(), g), stack, count);
-    append(of.magnitude, denoted(o, o.layout, c.mesh(), absolute(g)), stack, count);
+    const auto sums = [&](const Whole& parts, Values& to) {
+      append_sums(to, denoted(o, o.layout, c.mesh(), parts), stack, count, microbatches(c));
+    };
+    sums(g, of.gradient), sums(absolute(g), of.magnitude);
     if (!keeps_masters(c)) append(of.master, named(c, in, p.name), stack, count);
   }
   if (keeps_masters(c)) state("master", of.master);
@@ -167,8 +191,9 @@ struct Results {
 Results results(const Case& c, const Given& of) {
   const reference::Rounding r =
       rounding_of(c, precision_of(c, Declared{}), ranks_with_gradients(c));
-  const double p = double(ranks_with_gradients(c)), share = takes_mean(c) ? 1 / p : 1;
-  Uncertain g = reference::sum_of_parts(of.gradient, of.magnitude, p, share, r);
+  Uncertain g = reference::sum_of_parts(
+      of.gradient, of.magnitude,
+      {double(ranks_with_gradients(c)), double(microbatches(c)), 1 / double(averaged(c))}, r);
   Results out;
   if (clips(c)) {
     out.norm = reference::norm_of(g, elements(c) + ranks_of(c, cut_over(c)), r.accumulate);
@@ -221,6 +246,13 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
   return out;
 }
 
+// A call averages where the mean is over all of its ranks.
+Reduce reduction(const Case& c, const std::vector<Axis>& axes) {
+  const std::string& how = c.text("reduce");
+  const bool dp_alone = axes == std::vector{Axis::dp};
+  return how == "mean" || (how == "mean_dp" && dp_alone) ? Reduce::avg : Reduce::sum;
+}
+
 std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
   std::vector<Traffic> due;
   const auto add = [&](const std::vector<Axis>& axes, Op op, int64_t count, DType type,
@@ -230,10 +262,10 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
     due.back().label = reading::label(axes);
     due.back().reduce = reduce;
   };
-  const Reduce reduce = takes_mean(c) ? Reduce::avg : Reduce::sum;
   const int64_t own = elements_of_shard(c);
-  add(cut_over(c), Op::reduce_scatter, own * ranks_of(c, cut_over(c)), wire_of(c), reduce);
-  add(copied_over(c), Op::all_reduce, own, wire_of(c), reduce);
+  add(cut_over(c), Op::reduce_scatter, own * ranks_of(c, cut_over(c)), wire_of(c),
+      reduction(c, cut_over(c)));
+  add(copied_over(c), Op::all_reduce, own, wire_of(c), reduction(c, copied_over(c)));
   if (clips(c)) add(cut_over(c), Op::all_reduce, 1, accumulation_of(c), Reduce::sum);
   add(cut_over(c), Op::all_gather, own, c.dtype(), Reduce::none);
   return due;
@@ -242,12 +274,12 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
 // Every result of SGD is a multiple of lr decay, and of a share of that where a mean is taken: of
 // so many of them at most. AdamW and a norm take roots.
 std::optional<int64_t> integer_range(const Case& c) {
-  const int64_t p = ranks_with_gradients(c), mean = takes_mean(c) ? p : 1;
+  const int64_t parts = ranks_with_gradients(c) * microbatches(c), mean = averaged(c);
   if (adamw(c) || clips(c) || (mean & (mean - 1)) != 0) return std::nullopt;
   const double decay = reading::number(c, "decay");
   const int64_t lr = std::llround(1 / reading::number(c, "lr")),
                 share = decay > 0 ? std::llround(1 / decay) : 2;
-  return range_of_products(c, mean * (lr * share + 1 + share / 2) + share * p, 1);
+  return range_of_products(c, mean * (lr * share + 1 + share / 2) + share * parts, 1);
 }
 
 std::vector<Key> keys() {
@@ -260,7 +292,14 @@ std::vector<Key> keys() {
       choice("shard", "all", {"all", "cp"},
              "ranks that the flat buffer is cut over: all, those of dp and cp; cp, and each of dp "
              "has a copy"),
-      choice("reduce", "sum", {"sum", "mean"}, "what of the ranks' gradients is spent"),
+      choice("reduce", "sum", {"sum", "mean", "mean_dp"},
+             "what of the ranks' gradients is spent; mean_dp: the mean over dp of what is summed "
+             "over cp, whose ranks have tokens of one loss"),
+      extent("microbatches", "1", 1, "gradients that each rank adds up before they are reduced",
+             16),
+      choice("loss", "sum", {"sum", "mean"},
+             "what of the microbatches' gradients is spent: the gradient of the sum of their "
+             "losses, or of the mean"),
       choice("master", "kept", {"kept", "loaded"},
              "kept: masters are handed in; loaded: they begin as the parameters"),
       choice("state", "shards", {"shards", "whole"},
@@ -280,10 +319,12 @@ std::vector<std::string> at_all_ranks() {
 }
 
 std::vector<std::string> cases(const std::string& tier) {
-  const auto smoke = crossed(
-      {"sharded_step"}, {"dp=2", "dp=4 rule=sgd fill=integers", "dp=4 dtype=bf16 wire=f32 clip=1",
-                         "dp=2 cp=2 reduce=mean rule=sgd fill=integers",
-                         "dp=2 cp=2 shard=cp master=loaded dtype=bf16", "dp=2 state=whole"});
+  const auto smoke =
+      crossed({"sharded_step"},
+              {"dp=2", "dp=4 rule=sgd fill=integers", "dp=4 dtype=bf16 wire=f32 clip=1",
+               "dp=2 cp=2 reduce=mean rule=sgd fill=integers",
+               "dp=2 cp=2 shard=cp master=loaded dtype=bf16", "dp=2 state=whole",
+               "dp=2 cp=2 reduce=mean_dp microbatches=2 loss=mean rule=sgd fill=integers"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> some{"sharded_step dp=2", "sharded_step dp=4",
                                       "sharded_step dp=2 cp=2 shard=cp"};
@@ -300,6 +341,12 @@ std::vector<std::string> cases(const std::string& tier) {
                 "state=whole dtype=f32", "strides=transposed", "dtype=f32 step=1 decay=0",
                 "clip=1000", "dtype=f32 fill=cancelling", "fill=large", "dtype=f32 eps=0.00000001",
                 "dtype=f32 wire=bf16", "dtype=f32 acc=f64"}),
+       {"sharded_step dp=4 cp=2 reduce=mean_dp microbatches=3 loss=mean",
+        "sharded_step dp=2 cp=2 shard=cp reduce=mean_dp microbatches=2 dtype=f32",
+        "sharded_step dp=2 cp=2 shard=cp order=dp,cp reduce=mean_dp rule=sgd fill=integers",
+        "sharded_step dp=3 reduce=mean_dp microbatches=2 loss=mean clip=1 dtype=f32",
+        "sharded_step cp=2 reduce=mean_dp microbatches=4 dtype=bf16 wire=f32",
+        "sharded_step microbatches=2 rule=sgd fill=integers strides=transposed"},
        // 8, 5, 3 and 153 elements over 8 ranks: one each, ranks without any, one beyond a multiple.
        crossed({"sharded_step dp=8", "sharded_step dp=4 cp=2"},
                {"rows=2 hidden=2", "rows=1 hidden=2", "rows=1 hidden=1 rule=sgd fill=integers",

@@ -190,6 +190,75 @@ struct CopiesLeftLocal final : ShardedStep {
   void reduce_copies(Parallel&, const View&, Reduce) override {}
 };
 
+// Shards are cut by the mesh [cp, dp] where gradients are reduced, by [dp, cp] elsewhere.
+struct GradientsOfOtherOwner final : ShardedStep {
+  void reduce(Parallel& p, Communicator&, const View& in, const View& out, Reduce how) override {
+    std::vector<Axis> axes = axes_of_shards(p.rank.line());
+    std::reverse(axes.begin(), axes.end());
+    ShardedStep::reduce(p, p.rank.along(axes), in, out, how);
+  }
+};
+
+// The mean over dp is taken over the ranks of cp as well, whose gradients are parts of one.
+struct DividedByCpToo final : ShardedStep {
+  double left_to_divide(const Case& line) const override {
+    return ShardedStep::left_to_divide(line) * line.ranks(Axis::cp);
+  }
+};
+struct AveragedByEveryCall final : ShardedStep {
+  Reduce reduction(const Case&, const std::vector<Axis>&) const override { return Reduce::avg; }
+};
+
+// A loss that was divided by its tokens is taken for one that nobody divides.
+struct NothingLeftToDivide final : ShardedStep {
+  double left_to_divide(const Case&) const override { return 1; }
+};
+
+// ---- Microbatches
+
+// The engine divides by their number, and so has the loss.
+struct MicrobatchesDividedTwice final : ShardedStep {
+  double left_to_divide(const Case& line) const override {
+    return ShardedStep::left_to_divide(line) * double(microbatches_of(line));
+  }
+};
+
+// The gradient of a microbatch takes the place of the sum.
+struct LastMicrobatchAlone final : ShardedStep {
+  View own_sum(Parallel& p, const FlatBuffer& f, const StepTensors& t, DType type) override {
+    const int64_t n = microbatches_of(p.rank.line());
+    const View last = p.workspace(type, {f.padded()});
+    pack_gradients(f, gradients_of(t, n, n - 1), last);
+    return last;
+  }
+};
+
+// What was added up is scaled with each microbatch, and not only what is added.
+struct RunningSumScaled final : ShardedStep {
+  View own_sum(Parallel& p, const FlatBuffer& f, const StepTensors& t, DType type) override {
+    const int64_t n = microbatches_of(p.rank.line());
+    const View sum = p.workspace(type, {f.padded()}), more = p.workspace(type, {f.padded()});
+    set_zero(sum);
+    for (int64_t i = 0; i < n; ++i) {
+      pack_gradients(f, gradients_of(t, n, i), more);
+      add_into(more, sum);
+      scale(sum, sum, 1, double(n));
+    }
+    scale(sum, sum, double(n));  // which the loss of the mean is divided by
+    return sum;
+  }
+};
+
+// Added up in the storage type: what a microbatch adds below its last bit is lost.
+struct AddedUpAsStored final : ShardedStep {
+  View own_sum(Parallel& p, const FlatBuffer& f, const StepTensors& t, DType type) override {
+    const View stored = ShardedStep::own_sum(p, f, t, p.storage),
+               sum = p.workspace(type, stored.shape);
+    convert(stored, sum);
+    return sum;
+  }
+};
+
 // The sum travels in the storage type, whatever type was asked for.
 struct ReducedAsStored final : ShardedStep {
   DType type_on_wire(const Parallel& p) const override { return p.storage; }
@@ -460,6 +529,39 @@ const Row rows[] = {
     of("step_gradient_reduced_as_stored", twin<ReducedAsStored>, "forward,ledger",
        "lockstep,replica", "pytorch/pytorch 190626", "dp=4 dtype=bf16 wire=f32",
        "wire wider than storage"),
+
+    of("step_gradient_of_other_owner", twin<GradientsOfOtherOwner>, "forward", "replica",
+       "a mesh [dp, cp] that is flattened as [cp, dp]", "dp=2 cp=2 rule=sgd fill=integers",
+       "two axes"),
+
+    of("step_cp_left_out_of_mean_dp", twin<ReducedOverDpAlone>, "forward,ledger",
+       "lockstep,replica", "pytorch/torchtitan 685",
+       "dp=2 cp=2 reduce=mean_dp rule=sgd fill=integers", "two axes"),
+    of("step_mean_dp_divided_by_cp_too", twin<DividedByCpToo>, "forward", "ledger,lockstep,replica",
+       "deepspeedai/DeepSpeed 4530, hamishivi/tmax 9",
+       "dp=2 cp=2 reduce=mean_dp rule=sgd fill=integers", "ranks of cp"),
+    of("step_shards_averaged_for_mean_dp", twin<AveragedByEveryCall>, "forward,ledger",
+       "lockstep,replica", "deepspeedai/DeepSpeed 4530",
+       "dp=2 cp=2 shard=cp reduce=mean_dp rule=sgd fill=integers", "ranks of cp"),
+    of("step_mean_dp_not_divided", twin<NothingLeftToDivide>, "forward", "ledger,lockstep,replica",
+       "deepspeedai/DeepSpeed 5248", "dp=2 cp=2 reduce=mean_dp rule=sgd fill=integers",
+       "a mean over dp in a call over both"),
+
+    of("step_microbatches_not_divided", twin<NothingLeftToDivide>, "forward",
+       "ledger,lockstep,replica", "agokrani/distillKitPlus 5",
+       "dp=2 microbatches=2 loss=mean rule=sgd fill=integers", "2 microbatches in one step"),
+    of("step_microbatches_divided_twice", twin<MicrobatchesDividedTwice>, "forward",
+       "ledger,lockstep,replica", "huggingface/accelerate 3533",
+       "dp=2 microbatches=2 loss=mean rule=sgd fill=integers", "2 microbatches in one step"),
+    of("step_last_microbatch_alone", twin<LastMicrobatchAlone>, "forward",
+       "ledger,lockstep,replica", "instructlab/training 414",
+       "dp=2 microbatches=2 rule=sgd fill=integers", "2 microbatches in one step"),
+    of("step_running_sum_scaled", twin<RunningSumScaled>, "forward", "ledger,lockstep,replica",
+       "NVIDIA/Megatron-LM 6773", "dp=2 microbatches=2 loss=mean rule=sgd",
+       "2 microbatches in one step"),
+    of("step_microbatches_added_up_as_stored", twin<AddedUpAsStored>, "forward",
+       "ledger,lockstep,replica", "ISEEKYAN/Megatron-LM 149",
+       "dp=2 microbatches=4 dtype=bf16 wire=f32", "wire wider than storage, several microbatches"),
 
     of("step_norm_of_own_shard", twin<NormOfOwnShard>, "forward,replica", "ledger,lockstep",
        "pytorch/xla 4796, karpathy/llm.c 524", "dp=4 clip=1", "p >= 2"),

@@ -206,6 +206,36 @@ TEST(StepBounds, AreInfiniteWhereACorrectionMayBeZero) {
   EXPECT_TRUE(std::isfinite(step_of(rule(true, 1 << 30, 0), 0x1p-24).master.error[0]));
 }
 
+// 2 microbatches on each of 2 ranks, in any order of sums and shares: within the bound, and not far
+// below it.
+TEST(StepBounds, CoverSumsOfMicrobatchesAndRanks) {
+  constexpr double ranks = 2, n = 2;
+  const float third = 1.0f / 3;
+  double used = 0;
+  for (uint64_t i = 0; i < 4000; ++i) {
+    float g[4];
+    for (uint64_t k = 0; k < 4; ++k) g[k] = float(Stream123(11, "g").normal(4 * i + k));
+    const Doubles sum{double(g[0]) + g[1] + g[2] + g[3]},
+        magnitude{std::abs(double(g[0])) + std::abs(g[1]) + std::abs(g[2]) + std::abs(g[3])};
+    reference::Rounding r;
+    r.wire = 0x1p-24;
+    const Uncertain want = reference::sum_of_parts(sum, magnitude, {ranks, n, 1.0 / 3}, r);
+    const float behind = ((g[0] + g[1]) + (g[2] + g[3])) * third,
+                before = (g[0] * third + g[1] * third) + (g[2] * third + g[3] * third);
+    for (const double got : {behind, before})
+      used = std::max(used, std::abs(got - want.value[0]) / want.error[0]);
+  }
+  EXPECT_LE(used, 1);
+  EXPECT_GE(used, 0.05);
+}
+
+TEST(StepBounds, OfOneGradientOfOneRankAreNone) {
+  reference::Rounding r;
+  r.wire = 0x1p-8;
+  EXPECT_EQ(reference::sum_of_parts({3}, Doubles{3}, {}, r).error, Doubles{0});
+  EXPECT_GT(reference::sum_of_parts({3}, Doubles{3}, {1, 2, 1}, r).error[0], 0);
+}
+
 // ---- The flat buffer
 
 Rows counts(const FlatBuffer& f) {
@@ -294,6 +324,16 @@ TEST(StepTraffic, MovesTheFlatBufferWithItsPadding) {
                    "all_reduce sum cp 1 f64", "all_gather none cp 24 f64"}));
   EXPECT_EQ(calls("dp=2 shard=cp clip=1"), (Calls{"all_reduce sum dp 47 f64"}));
   EXPECT_EQ(calls("clip=1"), Calls{});
+  // A mean over dp is a call's where it is one over dp alone; microbatches move nothing more.
+  EXPECT_EQ(calls("dp=4 cp=2 reduce=mean_dp microbatches=3 loss=mean"),
+            (Calls{"reduce_scatter sum cp,dp 48 f64", "all_gather none cp,dp 6 f64"}));
+  EXPECT_EQ(calls("dp=4 cp=2 shard=cp reduce=mean_dp"),
+            (Calls{"reduce_scatter sum cp 48 f64", "all_reduce avg dp 24 f64",
+                   "all_gather none cp 24 f64"}));
+  EXPECT_EQ(calls("dp=4 reduce=mean_dp"),
+            (Calls{"reduce_scatter avg dp 48 f64", "all_gather none dp 12 f64"}));
+  EXPECT_EQ(calls("cp=4 reduce=mean_dp"),
+            (Calls{"reduce_scatter sum cp 48 f64", "all_gather none cp 12 f64"}));
 }
 
 // ---- Refusals and ranges
@@ -329,6 +369,12 @@ TEST(StepRanges, KeepSgdExact) {
   // A mean over 4 has quarters of these.
   EXPECT_EQ(range("rule=sgd dtype=f16 dp=4 reduce=mean"), 2048 / (4 * (32 + 1 + 2) + 4 * 4));
   EXPECT_EQ(range("rule=sgd dtype=bf16 dp=8 reduce=mean"), std::nullopt);
+  // 2 microbatches on each of 4 ranks, of which two are of one mean.
+  EXPECT_EQ(range("rule=sgd dtype=f16 dp=2 cp=2 reduce=mean_dp microbatches=2"),
+            2048 / (2 * (32 + 1 + 2) + 4 * 8));
+  EXPECT_EQ(range("rule=sgd dtype=f16 dp=2 cp=2 reduce=mean_dp microbatches=2 loss=mean"),
+            2048 / (4 * (32 + 1 + 2) + 4 * 8));
+  EXPECT_EQ(range("rule=sgd dp=2 microbatches=3 loss=mean"), std::nullopt);
   EXPECT_EQ(range("rule=sgd dp=3 reduce=mean"), std::nullopt);
   EXPECT_EQ(range("rule=sgd dp=2 clip=1"), std::nullopt);
   EXPECT_EQ(range("dp=2"), std::nullopt);
@@ -375,6 +421,36 @@ TEST(StepOnRanks, ARankWithoutElementsTakesPartInEveryCall) {
   EXPECT_EQ(output(j, 3, "next_m").size(), 0u);
   EXPECT_EQ(output(j, 3, "next_w").size(), 1u);
   EXPECT_EQ(j.evidence.ranks[3].shots.at(0).ledger.size(), 3u);
+}
+
+// One parameter alone, from zero on and without decay: m' is the gradient that was spent, x' = -m'.
+TEST(StepReference, SpendsTheShareThatALineAsksFor) {
+  // w has one element; the 8 microbatches of 4 ranks give it 1, 2, 4, .. 128.
+  const struct {
+    const char* words;
+    double share;
+  } asked[] = {{"reduce=sum", 1},
+               {"reduce=mean", 1 / 4.0},
+               {"reduce=mean_dp", 1 / 2.0},
+               {"reduce=mean_dp loss=mean", 1 / 4.0},
+               {"reduce=mean loss=mean", 1 / 8.0}};
+  for (const auto& a : asked) {
+    const Case line = line_of(std::string("dp=2 cp=2 microbatches=2 rows=1 hidden=1 rule=sgd "
+                                          "master=loaded lr=1 decay=0 ") +
+                              a.words);
+    std::vector<Whole> in;
+    for (const Operand& o : contract().operands(line)) {
+      if (o.role != Operand::input) continue;
+      in.push_back({whole_shape(o.shape, o.layout, line.mesh()), {}});
+      Doubles& values = in.back().value;
+      values.assign(size_t(product(in.back().shape)), 0);
+      if (o.name == "g_w")
+        for (size_t i = 0; i < values.size(); ++i) values[i] = double(1 << i);
+    }
+    const auto out = contract().forward(line, in, nullptr);
+    EXPECT_EQ(out.at(1).value, Doubles{-255 * a.share}) << a.words;
+    EXPECT_EQ(out.at(0).value, Doubles{0}) << a.words;
+  }
 }
 
 // Parameters of every rank are the masters of all ranks, one behind the other, rounded once.
