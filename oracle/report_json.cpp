@@ -317,11 +317,11 @@ void refuse_folder(const std::string& folder, const std::string& option, const s
 void refuse_unwritable(const std::string& folder, const std::string& option) {
   if (folder.empty()) return;
   std::error_code error;
-  fs::path there = fs::absolute(folder, error);
+  const fs::path asked = fs::absolute(folder, error);
+  fs::path there = asked;
   while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
   const std::string met = unwritable(there);
-  const bool below = there != fs::absolute(folder, error);
-  refuse_folder(folder, option, below && !met.empty() ? there.string() + ": " + met : met);
+  refuse_folder(folder, option, there != asked && !met.empty() ? there.string() + ": " + met : met);
 }
 
 void check_report_folder(const std::string& folder, const std::string& option) {

@@ -146,8 +146,8 @@ View ShardedStep::own_sum(Parallel& p, const FlatBuffer& f, const StepTensors& t
   const int64_t n = microbatches_of(p.rank.line());
   const View sum = p.workspace(type, {f.padded()});
   pack_gradients(f, gradients_of(t, n, 0), sum);
+  const View more = n > 1 ? p.workspace(type, {f.padded()}) : View();
   for (int64_t i = 1; i < n; ++i) {
-    const View more = p.workspace(type, {f.padded()});
     pack_gradients(f, gradients_of(t, n, i), more);
     add_into(more, sum);
   }

@@ -62,13 +62,14 @@ int refused(const std::map<std::string, Names>& tests, std::string_view word) {
 }  // namespace
 
 int main(int count, char** words) {
+  constexpr std::string_view option = "--file=";
   testing::InitGoogleTest(&count, words);
   const std::map<std::string, Names> tests = tests_by_file();
   if (!told_apart(tests)) return 2;
   for (int w = 1; w < count; ++w) {
     const std::string_view word = words[w];
-    const std::string file(word.substr(std::min<size_t>(word.size(), 7)));
-    if (!word.starts_with("--file=") || !tests.contains(file)) return refused(tests, word);
+    const std::string file(word.starts_with(option) ? word.substr(option.size()) : "");
+    if (!tests.contains(file)) return refused(tests, word);
     testing::GTEST_FLAG(filter) = leaving_out_others(tests, file, testing::GTEST_FLAG(filter));
   }
   return RUN_ALL_TESTS();
