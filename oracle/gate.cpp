@@ -274,7 +274,7 @@ class Gate {
 
   void take(const Tried& t) {
     if (sink_) return sink_->put(t);
-    progress_.tried(t.contract, t.alone, t.seconds);
+    progress_.tried(t.pace, t.seconds);
   }
 
   // Differences of a curved reference take their time, and most where every pair of tokens counts.
@@ -295,7 +295,7 @@ class Gate {
     for (const auto& [contract, place, subject] : subjects_of(due)) {
       const Contract& c = registry_.contract(contract);
       if (registry_.subject(c.name, subject).declared.own_communication) continue;
-      expect(Pace::a_witness, contract, place.first,
+      expect(witness_of(place), contract, place.first,
              drawn_witnesses(c, place, subject).size() + f32_witnesses(c, place, subject).size());
     }
   }
@@ -563,12 +563,13 @@ class Gate {
     out.replay = "run " + out.witness;
   }
 
+  static Place place_of(const Case& line) { return {line.text("transport"), line.text("device")}; }
+
   static std::vector<Asked> subjects_of(const std::vector<Due>& due) {
     std::vector<Asked> contracts;
     for (const Due& d : due) {
       if (d.what != Due::healthy || d.illegal) continue;
-      Asked t(d.line.contract, Place(d.line.text("transport"), d.line.text("device")),
-              d.line.text("subject"));
+      Asked t(d.line.contract, place_of(d.line), d.line.text("subject"));
       if (std::find(contracts.begin(), contracts.end(), t) == contracts.end())
         contracts.push_back(t);
     }
@@ -591,6 +592,10 @@ class Gate {
 
   bool every_site(const Place& place) const {
     return options_.tier != "smoke" && place == Place("processes", "host");
+  }
+
+  Pace::What witness_of(const Place& place) const {
+    return every_site(place) ? Pace::a_witness : Pace::a_sampled_witness;
   }
 
   // Each witness on exact data, where there are such, and on data that round.
@@ -677,7 +682,8 @@ class Gate {
   void on_witness(const Contract& c, const Case& line, bool rounding, Sites& sites) {
     const double begin = now();
     try_operators(c, line, rounding, sites);
-    take(Tried{c.name, runs_alone(line.text("transport")), now() - begin});
+    take(Tried{{witness_of(place_of(line)), c.name, runs_alone(line.text("transport"))},
+               now() - begin});
   }
 
   void try_operators(const Contract& c, const Case& line, bool rounding, Sites& sites) {

@@ -56,8 +56,7 @@ struct Progress {  // by itself, silent
   virtual void begin(int64_t /*cases*/, int64_t /*controls*/) {}
   virtual void done(const CaseResult&) {}  // as soon as it is judged
   virtual void done(const ControlResult&) {}
-  virtual void tried(const std::string& /*contract*/, bool /*alone*/, double /*seconds*/) {
-  }  // a witness
+  virtual void tried(const Pace&, double /*seconds*/) {}  // a witness
   // What a process, the parent (0) or one of its jobs, runs from now on; "": nothing more.
   virtual void begun(int64_t /*process*/, const std::string& /*line*/) {}
   virtual void tick() {}  // often; draws the progress line when it is time to

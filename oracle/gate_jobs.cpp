@@ -53,7 +53,7 @@ static void fields(Both& both, SelfVerdict& v) {
 }
 template <class Both>
 static void fields(Both& both, Tried& t) {
-  both(t.contract, t.alone, t.seconds);
+  both(t.pace.what, t.pace.contract, t.pace.alone, t.seconds);
 }
 template <class Both>
 static void fields(Both& both, Begun& b) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "oracle/time_left.hpp"
 #include "oracle/verdict.hpp"
 
 namespace shardproof {
@@ -20,8 +21,7 @@ struct SelfVerdict {
 
 // A witness on which every broken call that is due has been tried.
 struct Tried {
-  std::string contract;
-  bool alone = false;
+  Pace pace;
   double seconds = 0;
 };
 

@@ -27,10 +27,14 @@ double TimeLeft::of_likes(Pace::What what, std::optional<bool> alone) const {
   return weights > 0 ? seconds / weights : 0;
 }
 
-// At its own mean; at that of the other place, as likes go here and there; by its weight.
+// At its own mean; a sampled witness at that of cases; at that of the other place, as likes go here
+// and there; by its weight.
 std::optional<double> TimeLeft::mean(const Key& key, const Spent& own) const {
   const auto& [what, alone, contract] = key;
   if (own.done > 0) return own.seconds / double(own.done);
+  if (what == Pace::a_sampled_witness && of_likes(what, alone) == 0)
+    if (const auto cases = of_.find({Pace::a_case, alone, contract}); cases != of_.end())
+      return mean(cases->first, cases->second);
   const double here = of_likes(what, alone), there = of_likes(what, !alone);
   const auto other = of_.find({what, !alone, contract});
   if (other != of_.end() && other->second.done > 0)

@@ -9,13 +9,10 @@
 namespace shardproof {
 
 // What takes time alike: the cases, named controls or tried witnesses of a contract, side by side
-// with others or alone (MPI ranks).
+// with others or alone (MPI ranks). A witness has all of its calls broken in turn; a sampled one
+// only those that are like none before, which takes about what a case takes.
 struct Pace {
-  enum What : uint8_t {
-    a_case,
-    a_control,
-    a_witness
-  } what = a_case;  // a_witness: all its broken calls
+  enum What : uint8_t { a_case, a_control, a_witness, a_sampled_witness } what = a_case;
   std::string contract;
   bool alone = false;
 };

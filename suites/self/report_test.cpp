@@ -972,7 +972,7 @@ TEST(ProgressLine, TimeIsToldWhenAWitnessHasBeenTried) {
   }
   for (int i = 0; i < 2; i++) {
     told.now += 10;
-    told.progress->tried("linear_row", false, 10);
+    told.progress->tried({Pace::a_witness, "linear_row"}, 10);
     told.progress->tick();
   }
   EXPECT_EQ(told.text(),
@@ -1026,6 +1026,23 @@ TEST(TimeLeft, WhatRunsAloneIsNotDivided) {
   EXPECT_EQ(left.seconds(2), 1.5) << "3 s of work, of which 2 s are done in one";
   left.done({Pace::a_case, "a", true}, 5);
   EXPECT_EQ(left.seconds(7), 10);
+}
+
+// Of the calls of a witness that is tried once more on MPI few are new: what it took elsewhere says
+// nothing of it.
+TEST(TimeLeft, ASampledWitnessTakesWhatACaseTakesUntilOneHasBeenMet) {
+  TimeLeft left;
+  left.due({Pace::a_case, "a"}, 4);
+  left.due({Pace::a_witness, "a"}, 1);
+  left.due({Pace::a_case, "a", true}, 2);
+  left.due({Pace::a_sampled_witness, "a", true}, 3);
+  for (int i = 0; i < 4; ++i) left.done({Pace::a_case, "a"}, 1);
+  left.done({Pace::a_witness, "a"}, 50);
+  EXPECT_EQ(left.seconds(54), 2 + 3) << "at the pace of its cases elsewhere";
+  for (int i = 0; i < 2; ++i) left.done({Pace::a_case, "a", true}, 2);
+  EXPECT_EQ(left.seconds(58), 3 * 2) << "at the pace of its cases there";
+  left.done({Pace::a_sampled_witness, "a", true}, 5);
+  EXPECT_EQ(left.seconds(63), 2 * 5) << "at its own";
 }
 
 // As a gate goes: two processes take the contracts by turns, the dearest first, and of each its
