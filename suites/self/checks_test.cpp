@@ -14,6 +14,9 @@
 #include "suites/self/toy_evidence.hpp"
 
 namespace shardproof {
+
+void family_attention(Registry&);
+
 namespace {
 namespace checks_test {
 
@@ -1906,6 +1909,116 @@ TEST(Leak, PaddingIsNoNumber) {
     for (size_t i = 0; i < 24; ++i) EXPECT_EQ(std::isnan(given.value[i]), i >= 18) << i;
   play.set(1, false, 7, nan_value, loud);  // 0 times padding
   EXPECT_EQ(play.judge_again("leak").verdict, Verdict::failed);
+}
+
+// ---- Coverage ----
+
+using Keys = std::vector<size_t>;
+using Visits = std::function<Keys(int64_t query)>;
+
+// A query averages the values of the keys that it visits, each as often as it does; lse is the
+// logarithm of how many these are.
+ShotRecord averages(const Shot& shot, int64_t first_query, const Visits& visits) {
+  std::vector<double> values(6), o, lse;  // the base shot gives none and is not read
+  for (const auto& given : shot.feeds[0].given)
+    if (given.operand == 2) values = given.value;
+  for (int64_t query = first_query; query < first_query + 3; ++query) {
+    const Keys keys = visits(query);
+    double sum = 0;
+    for (size_t key : keys) sum += values.at(key);
+    o.push_back(keys.empty() ? 0 : sum / double(keys.size()));
+    lse.push_back(std::log(double(keys.size())));
+  }
+  ShotRecord record;
+  record.status = ShotRecord::ok;
+  record.results = {result_of(3, o), result_of(4, lse)};
+  return record;
+}
+
+// A sequence of 5 queries and keys, and one of padding: 3 of each on either rank.
+CheckResult coverage_of(const Visits& visits) {
+  static const Registry registry = [] {
+    Registry r;
+    family_attention(r);
+    return r;
+  }();
+  const Case line = parse("attention_ring cp=2 docs=5 heads=1 kv_heads=1 head_dim=1", registry);
+  Evidence e;
+  e.line = &line;
+  e.contract = &registry.contract("attention_ring");
+  e.mesh = line.mesh();
+  e.operands = e.contract->operands(line);
+  e.inputs = 3;
+  e.shots.emplace_back();
+  const Check& check = check_named("coverage");
+  check.plan(e, e.shots);
+  e.ranks.resize(2);
+  for (size_t rank : {0, 1})
+    for (const Shot& shot : e.shots)
+      e.ranks[rank].shots.push_back(averages(shot, int64_t(3 * rank), visits));
+  return check.judge(e);
+}
+
+TEST(Coverage, EachPairOnceIsDue) {
+  const CheckResult r = coverage_of([](int64_t query) {
+    return query < 5 ? Keys{0, 1, 2, 3, 4} : Keys{};
+  });
+  EXPECT_EQ(r.verdict, Verdict::passed) << r.note;
+  EXPECT_EQ(r.compared, 25);
+  EXPECT_EQ(r.note, "25 pairs, 15 on rank 0");
+}
+
+// Rank 0 has 3 queries of the sequence and owes 15 pairs, rank 1 has 2 and owes 10.
+TEST(Coverage, CountsVisitsAndDistinctPairsOfEachRank) {
+  const Keys all{0, 1, 2, 3, 4}, all_twice{0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
+  struct {
+    const char* what;
+    std::map<int64_t, Keys> visits;  // of the queries that differ
+    std::vector<int> ranks;
+    const char *message, *means;
+  } const faults[] = {
+      {"all pairs of a rank twice, each of which is there",
+       {{3, all_twice}, {4, all_twice}},
+       {1},
+       "expected 10 (query, key) pairs, met 20 visits of 10 distinct pairs",
+       "a block of keys is visited twice"},
+      {"a key twice in place of another: as many visits as are due",
+       {{2, {0, 0, 2, 3, 4}}},
+       {0},
+       "expected 15 (query, key) pairs, met 15 visits of 14 distinct pairs",
+       "a block of keys is visited twice"},
+      {"a query's keys twice, another's never: as many visits as are due",
+       {{0, all_twice}, {1, {}}},
+       {0},
+       "expected 15 (query, key) pairs, met 15 visits of 10 distinct pairs",
+       "a block of keys is visited twice"},
+      {"a key never, on either rank",
+       {{2, {0, 1, 2, 3}}, {4, {1, 2, 3, 4}}},
+       {0, 1},
+       "expected 15 (query, key) pairs, met 14 visits of 14 distinct pairs",
+       "a block of keys is never visited, or masked away"},
+      {"a query of the sequence sees padding",
+       {{4, {0, 1, 2, 3, 4, 5}}},
+       {1},
+       "expected 10 (query, key) pairs, met 11 visits of 11 distinct pairs",
+       "more keys are visited than the mask shows"},
+      {"a query of padding sees a key",
+       {{5, {2}}},
+       {1},
+       "expected 10 (query, key) pairs, met 11 visits of 11 distinct pairs",
+       "more keys are visited than the mask shows"},
+  };
+  for (const auto& fault : faults) {
+    SCOPED_TRACE(fault.what);
+    const CheckResult r = coverage_of([&](int64_t query) {
+      const auto at = fault.visits.find(query);
+      return at != fault.visits.end() ? at->second : query < 5 ? all : Keys{};
+    });
+    ASSERT_EQ(r.verdict, Verdict::failed);
+    EXPECT_EQ(r.findings[0].ranks, fault.ranks);
+    EXPECT_EQ(r.findings[0].message, fault.message);
+    EXPECT_EQ(r.findings[0].means, fault.means);
+  }
 }
 
 // ---- Rejection ----

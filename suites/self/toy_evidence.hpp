@@ -135,6 +135,18 @@ inline Contract contract(std::vector<int64_t> shape, Layout from, Layout to) {
   return c;
 }
 
+// ---- What a rank left behind ----
+
+// A value of the first step, as one row.
+inline ResultTensor result_of(int operand, const std::vector<double>& values,
+                              DType dtype = DType::f64) {
+  ResultTensor t{0, operand, false, dtype, {int64_t(values.size())}, {}};
+  t.bytes.resize(values.size() * size_of(dtype));
+  for (size_t i = 0; i < values.size(); ++i)
+    store(t.bytes.data() + i * size_of(dtype), dtype, values[i]);
+  return t;
+}
+
 // ---- A subject that the test plays ----
 
 using Map = std::function<Locals(const Locals&)>;
@@ -226,11 +238,8 @@ class Play {
 
   void keep(int shot, int step, int operand, bool gradient, const Locals& values) {
     for (int r = 0; r < e.mesh.world(); ++r) {
-      ResultTensor t{step, operand, gradient, line_.dtype(), {int64_t(values[size_t(r)].size())},
-                     {}};
-      t.bytes.resize(values[size_t(r)].size() * size_of(t.dtype));
-      for (size_t i = 0; i < values[size_t(r)].size(); ++i)
-        store(t.bytes.data() + i * size_of(t.dtype), t.dtype, values[size_t(r)][i]);
+      ResultTensor t = result_of(operand, values[size_t(r)], line_.dtype());
+      t.step = step, t.gradient = gradient;
       e.ranks[size_t(r)].shots[size_t(shot)].results.push_back(std::move(t));
     }
   }
