@@ -1,6 +1,7 @@
 // Broken twins of a distributed optimizer's step. The comment above a twin names the mistake.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "oracle/registry.hpp"
 #include "primitives/controls/table.hpp"
@@ -233,8 +234,8 @@ struct LastMicrobatchAlone final : ShardedStep {
   }
 };
 
-// What was added up is scaled with each microbatch, and not only what is added.
-struct RunningSumScaled final : ShardedStep {
+// Something is done to what was added up, with each microbatch.
+struct SumTouchedByEveryMicrobatch : ShardedStep {
   View own_sum(Parallel& p, const FlatBuffer& f, const StepTensors& t, DType type) override {
     const int64_t n = microbatches_of(p.rank.line());
     const View sum = p.workspace(type, {f.padded()}), more = p.workspace(type, {f.padded()});
@@ -242,11 +243,69 @@ struct RunningSumScaled final : ShardedStep {
     for (int64_t i = 0; i < n; ++i) {
       pack_gradients(f, gradients_of(t, n, i), more);
       add_into(more, sum);
-      scale(sum, sum, 1, double(n));
+      touch(p, f, sum, i + 1 == n);
     }
-    scale(sum, sum, double(n));  // which the loss of the mean is divided by
     return sum;
   }
+  virtual void touch(Parallel&, const FlatBuffer&, const View& sum, bool last) = 0;
+};
+
+// What was added up is scaled with each microbatch, and not only what is added.
+struct RunningSumScaled final : SumTouchedByEveryMicrobatch {
+  void touch(Parallel& p, const FlatBuffer&, const View& sum, bool last) override {
+    const auto n = double(microbatches_of(p.rank.line()));
+    scale(sum, sum, 1, n);
+    if (last) scale(sum, sum, n);  // which the loss of the mean is divided by
+  }
+};
+
+// Each microbatch reduces what was added up so far, and not the last one alone.
+struct ReducedByEveryMicrobatch : SumTouchedByEveryMicrobatch {
+  void touch(Parallel& p, const FlatBuffer& f, const View& sum, bool last) final {
+    const Case& line = p.rank.line();
+    if (!last && f.ranks > 1) reduce_so_far(p, f, sum, reduction(line, axes_of_shards(line)));
+  }
+  virtual void reduce_so_far(Parallel&, const FlatBuffer&, const View& sum, Reduce) = 0;
+
+  View shard_of(Parallel& p, const FlatBuffer& f, const View& sum, Reduce how) {
+    const View own = p.workspace(sum.dtype, {f.block});
+    reduce(p, group_of_shards(p), sum, own, how);
+    return own;
+  }
+};
+
+// The whole buffer, in place: a sum counts the first microbatch p^(n-1) times. The mean of what is
+// equal on all ranks is what it was, and its values are right.
+struct BufferReducedByEveryMicrobatch final : ReducedByEveryMicrobatch {
+  void reduce_so_far(Parallel& p, const FlatBuffer&, const View& sum, Reduce how) override {
+    all_reduce(p.rank, group_of_shards(p), sum, sum, how);
+  }
+};
+
+// A reduce-scatter in place: the next one finds what was reduced in the own shard, and on the other
+// ranks their parts of it.
+struct ShardReducedByEveryMicrobatch final : ReducedByEveryMicrobatch {
+  void reduce_so_far(Parallel& p, const FlatBuffer& f, const View& sum, Reduce how) override {
+    convert(shard_of(p, f, sum, how), sum.narrow(0, f.own * f.block, f.block));
+  }
+};
+
+// Shards are added up, and the buffer is not cleared behind its reduction: of n microbatches the
+// first counts n times.
+class BufferNotCleared final : public ReducedByEveryMicrobatch {
+ public:
+  void reduce_so_far(Parallel& p, const FlatBuffer& f, const View& sum, Reduce how) override {
+    shard_ = to_doubles(shard_of(p, f, sum, how));
+  }
+  void reduce(Parallel& p, Communicator& group, const View& in, const View& out,
+              Reduce how) override {
+    ShardedStep::reduce(p, group, in, out, how);
+    const Doubles before = std::exchange(shard_, {});
+    if (!before.empty()) change(out, [&](size_t i, double sum) { return before[i] + sum; });
+  }
+
+ private:
+  Doubles shard_;
 };
 
 // Added up in the storage type: what a microbatch adds below its last bit is lost.
@@ -559,6 +618,18 @@ const Row rows[] = {
     of("step_running_sum_scaled", twin<RunningSumScaled>, "forward", "ledger,lockstep,replica",
        "NVIDIA/Megatron-LM 6773", "dp=2 microbatches=2 loss=mean rule=sgd",
        "2 microbatches in one step"),
+    of("step_buffer_reduced_by_every_microbatch", twin<BufferReducedByEveryMicrobatch>,
+       "forward,ledger", "lockstep,replica", "hpcaitech/ColossalAI 247",
+       "dp=2 microbatches=2 rule=sgd fill=integers", "2 microbatches in one step"),
+    of("step_buffer_averaged_by_every_microbatch", twin<BufferReducedByEveryMicrobatch>, "ledger",
+       "forward,lockstep,replica", "hpcaitech/ColossalAI 247, where it is a mean",
+       "dp=2 microbatches=2 reduce=mean rule=sgd fill=integers", "the calls of a step"),
+    of("step_shard_reduced_by_every_microbatch", twin<ShardReducedByEveryMicrobatch>,
+       "forward,ledger", "lockstep,replica", "a reduce-scatter in place, with every microbatch",
+       "dp=2 microbatches=2 reduce=mean rule=sgd fill=integers", "2 microbatches in one step"),
+    of("step_buffer_not_cleared", twin<BufferNotCleared>, "forward,ledger", "lockstep,replica",
+       "NVIDIA/Megatron-LM 6660", "dp=2 microbatches=3 rule=sgd fill=integers",
+       "several microbatches in one step"),
     of("step_microbatches_added_up_as_stored", twin<AddedUpAsStored>, "forward",
        "ledger,lockstep,replica", "ISEEKYAN/Megatron-LM 149",
        "dp=2 microbatches=4 dtype=bf16 wire=f32", "wire wider than storage, several microbatches"),
