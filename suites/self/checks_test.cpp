@@ -986,13 +986,7 @@ TEST(Adjoint, SeveralInputsAreProbedApart) {
   registry.add(c);
   const Case line = parse("toy tp=2", registry);
   for (const int broken : {-1, 0, 1, 2}) {
-    Evidence e;
-    e.line = &line;
-    e.contract = &c;
-    e.mesh = line.mesh();
-    e.operands = c.operands(line);
-    e.inputs = 3;
-    e.shots.emplace_back();
+    Evidence e = evidence_of(line, c);
     e.shots[0].feeds[0].range = 5;
     check_named("adjoint").plan(e, e.shots);
     e.ranks.resize(2);
@@ -1943,13 +1937,7 @@ CheckResult coverage_of(const Visits& visits) {
     return r;
   }();
   const Case line = parse("attention_ring cp=2 docs=5 heads=1 kv_heads=1 head_dim=1", registry);
-  Evidence e;
-  e.line = &line;
-  e.contract = &registry.contract("attention_ring");
-  e.mesh = line.mesh();
-  e.operands = e.contract->operands(line);
-  e.inputs = 3;
-  e.shots.emplace_back();
+  Evidence e = evidence_of(line, registry.contract("attention_ring"));
   const Check& check = check_named("coverage");
   check.plan(e, e.shots);
   e.ranks.resize(2);

@@ -135,7 +135,18 @@ inline Contract contract(std::vector<int64_t> shape, Layout from, Layout to) {
   return c;
 }
 
-// ---- What a rank left behind ----
+// ---- What is known before the ranks run, and what one of them left behind ----
+
+// One shot. Refers to line and contract: they outlive it.
+inline Evidence evidence_of(const Case& line, const Contract& c) {
+  Evidence e;
+  e.line = &line, e.contract = &c;
+  e.mesh = line.mesh();
+  e.operands = c.operands(line);
+  for (const Operand& o : e.operands) e.inputs += o.role != Operand::output;
+  e.shots.emplace_back();
+  return e;
+}
 
 // A value of the first step, as one row.
 inline ResultTensor result_of(int operand, const std::vector<double>& values,
@@ -170,12 +181,7 @@ class Play {
       : forward_(std::move(forward)), backward_(std::move(backward)) {
     registry_.add(std::move(c));
     line_ = parse("toy " + keys, registry_);
-    e.line = &line_;
-    e.contract = &registry_.contract("toy");
-    e.mesh = line_.mesh();
-    e.operands = e.contract->operands(line_);
-    e.inputs = 1;
-    e.shots.emplace_back();
+    e = evidence_of(line_, registry_.contract("toy"));
     e.shots[0].name = "base";
     Feed& feed = e.shots[0].feeds[0];
     feed.fill = fill_of(line_);
