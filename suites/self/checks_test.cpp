@@ -1885,6 +1885,38 @@ TEST(Leak, IsBitwiseOrWithinWhatBothRunsMayBeOff) {
   EXPECT_EQ(off_by(3, false), Verdict::failed);
 }
 
+// Two sequences are enough, and one beside padding; also where an input and a result tell them.
+TEST(Leak, IsDueWhereSomethingCouldReachAnother) {
+  const auto due = [](std::vector<int64_t> of_x, std::vector<int64_t> of_y) {
+    Contract c = contract({4, 6}, on_tp(S(0)), on_tp(I()));
+    c.sequences = [=](const Case&, const Operand& o) { return o.name == "x" ? of_x : of_y; };
+    const Play play(std::move(c), "tp=2", all_gather, own_block);
+    return check_named("leak").due(*play.e.contract, *play.e.line, {});
+  };
+  EXPECT_FALSE(due({0, 0, 0, 0}, {0, 0, 0, 0}));
+  EXPECT_TRUE(due({0, 0, 1, 1}, {0, 0, 1, 1}));
+  EXPECT_TRUE(due({0, 0, 0, -1}, {0, 0, 0, -1}));
+  EXPECT_TRUE(due({0, 0, 0, 0}, {1, 1, 1, 1}));
+  EXPECT_FALSE(check_named("leak").due(*gather(2)->e.contract, *gather(2)->e.line, {}));
+}
+
+// The backward takes a little of the cotangent two rows on, which is another sequence's: 2^-70 of
+// it are below the last bit of any gradient, and 2^36 times that are not.
+TEST(Leak, CotangentsAreLoudAsWell) {
+  Contract c = contract({4, 6}, on_tp(S(0)), on_tp(I()));
+  c.sequences = [](const Case&, const Operand&) { return std::vector<int64_t>{0, 0, 1, 1}; };
+  Play play(std::move(c), "tp=2 fill=normal", all_gather, [](const Locals& y) {
+    Locals mixed = y;
+    for (size_t r = 0; r < y.size(); ++r)
+      for (size_t i = 0; i < 24; ++i) mixed[r][i] += std::ldexp(y[r][(i + 12) % 24], -70);
+    return own_block(mixed);
+  });
+  EXPECT_EQ(play.judge("gradient").verdict, Verdict::passed);
+  const CheckResult r = play.judge("leak");
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_EQ(r.findings[0].tensor, "gradient of x");
+}
+
 // Nothing that is made of padding is a number, and nothing else is made of it.
 TEST(Leak, PaddingIsNoNumber) {
   Contract c = contract({4, 6}, on_tp(S(0)), on_tp(I()));
@@ -1905,52 +1937,151 @@ TEST(Leak, PaddingIsNoNumber) {
   EXPECT_EQ(play.judge_again("leak").verdict, Verdict::failed);
 }
 
-// ---- Coverage ----
+// ---- Mask and coverage ----
 
-using Keys = std::vector<size_t>;
-using Visits = std::function<Keys(int64_t query)>;
+// What a query makes of its scores and of the values of all keys; as it stands, of none.
+struct Attended {
+  double o = 0, lse = -inf_value;
+};
+using Numbers = std::vector<double>;
+using Query = std::function<Attended(int64_t query, const Numbers& scores, const Numbers& values)>;
 
-// A query averages the values of the keys that it visits, each as often as it does; lse is the
-// logarithm of how many these are.
-ShotRecord averages(const Shot& shot, int64_t first_query, const Visits& visits) {
-  std::vector<double> values(6), o, lse;  // the base shot gives none and is not read
-  for (const auto& given : shot.feeds[0].given)
-    if (given.operand == 2) values = given.value;
+ShotRecord answered(const Evidence& e, const Shot& shot, int64_t first_query, const Query& attend) {
+  const Feed& feed = shot.feeds[0];
+  const Numbers q = drawn(e, feed, 0, false).value, k = drawn(e, feed, 1, false).value,
+                v = drawn(e, feed, 2, false).value;
+  Numbers o, lse;
   for (int64_t query = first_query; query < first_query + 3; ++query) {
-    const Keys keys = visits(query);
-    double sum = 0;
-    for (size_t key : keys) sum += values.at(key);
-    o.push_back(keys.empty() ? 0 : sum / double(keys.size()));
-    lse.push_back(std::log(double(keys.size())));
+    Numbers scores;
+    for (double key : k) scores.push_back(q[size_t(query)] * key);
+    const Attended a = attend(query, scores, v);
+    o.push_back(a.o), lse.push_back(a.lse);
   }
   ShotRecord record;
   record.status = ShotRecord::ok;
-  record.results = {result_of(3, o), result_of(4, lse)};
+  record.results = {result_of(3, o, e.dtype_of(e.operands[3])),
+                    result_of(4, lse, e.dtype_of(e.operands[4]))};
   return record;
 }
 
 // A sequence of 5 queries and keys, and one of padding: 3 of each on either rank.
-CheckResult coverage_of(const Visits& visits) {
+CheckResult attended(const std::string& check, const Query& attend, const std::string& more = "") {
   static const Registry registry = [] {
     Registry r;
     family_attention(r);
     return r;
   }();
-  const Case line = parse("attention_ring cp=2 docs=5 heads=1 kv_heads=1 head_dim=1", registry);
-  Evidence e = evidence_of(line, registry.contract("attention_ring"));
-  const Check& check = check_named("coverage");
-  check.plan(e, e.shots);
+  const Case line =
+      parse("attention_ring cp=2 docs=5 heads=1 kv_heads=1 head_dim=1 " + more, registry);
+  const Contract& c = registry.contract("attention_ring");
+  Evidence e = evidence_of(line, c);
+  Truth truth;
+  e.truth = [&](const Feed& feed) -> const Truth& {
+    truth.inputs.clear();
+    for (int i = 0; i < e.inputs; ++i) truth.inputs.push_back(drawn(e, feed, i, false));
+    truth.outputs = c.forward(line, truth.inputs, &truth.output_gauges);
+    return truth;
+  };
+  e.shots[0].feeds[0].fill = fill_of(line);
+  check_named(check).plan(e, e.shots);
   e.ranks.resize(2);
   for (size_t rank : {0, 1})
     for (const Shot& shot : e.shots)
-      e.ranks[rank].shots.push_back(averages(shot, int64_t(3 * rank), visits));
-  return check.judge(e);
+      e.ranks[rank].shots.push_back(answered(e, shot, int64_t(3 * rank), attend));
+  return check_named(check).judge(e);
+}
+
+// In the arithmetic of T.
+template <class T>
+Attended softmax(const Numbers& scores, const Numbers& values, T subtracted) {
+  T sum = 0, o = 0;
+  for (size_t key = 0; key < 5; ++key) {
+    const T p = std::exp(T(scores[key]) - subtracted);
+    sum += p, o += p * T(values[key]);
+  }
+  return {double(o / sum), double(std::log(sum) + subtracted)};
+}
+Attended right(int64_t query, const Numbers& scores, const Numbers& values) {
+  if (query == 5) return {};
+  return softmax(scores, values, *std::max_element(scores.begin(), scores.end() - 1));
+}
+
+// The mean of the values of keys, each as often as it is named; lse is the logarithm of how many.
+using Keys = std::vector<size_t>;
+Attended mean_of(const Keys& keys, const Numbers& values) {
+  if (keys.empty()) return {};
+  double sum = 0;
+  for (size_t key : keys) sum += values[key];
+  return {sum / double(keys.size()), std::log(double(keys.size()))};
+}
+
+// `other` on one query.
+Query but(int64_t odd, const std::function<Attended(const Numbers& values)>& other) {
+  return [=](int64_t query, const Numbers& scores, const Numbers& values) {
+    return query == odd ? other(values) : right(query, scores, values);
+  };
+}
+
+TEST(Mask, NamesQueryAndKey) {
+  EXPECT_EQ(attended("mask", right).verdict, Verdict::passed);
+  const auto first = [](int64_t query, const Keys& keys) {
+    const CheckResult r =
+        attended("mask", but(query, [&](const Numbers& values) { return mean_of(keys, values); }));
+    return r.findings.empty() ? "nothing" : r.findings[0].message;
+  };
+  EXPECT_EQ(first(2, {0, 1, 2, 4}),
+            "query 2 (sequence 0) of head 0 does not see key 3 (sequence 0); 1 of 6 rows differ");
+  EXPECT_EQ(first(4, {0, 1, 2, 3, 4, 5}),
+            "query 4 (sequence 0) of head 0 sees key 5 (padding); 1 of 6 rows differ");
+  EXPECT_EQ(first(5, {1}),
+            "query 5 (padding) of head 0 sees key 1 (sequence 0); 1 of 6 rows differ");
+}
+
+// Of codes 1, 2, 4, 8 and 16 the fourth is taken twice among six and 5 are counted: 5 39 / 6. The
+// logarithm to base 2 of 5 is that to base e of 10.195.
+TEST(Mask, TellsWhatIsNoMeanOfACount) {
+  const CheckResult weighted =
+      attended("mask", but(1, [](const Numbers& values) {
+                 return Attended{mean_of({0, 1, 2, 3, 3, 4}, values).o, std::log(5.)};
+               }));
+  ASSERT_EQ(weighted.verdict, Verdict::failed);
+  EXPECT_EQ(weighted.findings[0].message,
+            "expected the mean of codes below 2^40 times 5 visits to be an integer, met 32.5; 1 of "
+            "6 rows differ");
+  EXPECT_EQ(weighted.findings[0].means,
+            "keys are weighted unequally although all scores are equal, or visited twice");
+  const CheckResult other_base =
+      attended("mask", but(3, [](const Numbers& values) {
+                 return Attended{mean_of({0, 1, 2, 3, 4}, values).o, std::log2(5.)};
+               }));
+  ASSERT_EQ(other_base.verdict, Verdict::failed);
+  EXPECT_EQ(other_base.findings[0].message.find(
+                "expected lse to be the logarithm of a count, met exp(lse) = 10.19"),
+            0u)
+      << other_base.findings[0].message;
+  EXPECT_EQ(other_base.findings[0].rank, 1);
+}
+
+// exp(x) is infinite from x = 709.8 on in f64, from 88.8 on in f32.
+TEST(Mask, ASoftmaxThatSubtractsNoMaximumOverflows) {
+  for (const char* dtype : {"f64", "f32"}) {
+    const std::string more = std::string("dtype=") + dtype;
+    EXPECT_EQ(attended("mask", right, more).verdict, Verdict::passed) << dtype;
+    const CheckResult r = attended(
+        "mask",
+        [&](int64_t query, const Numbers& scores, const Numbers& values) {
+          if (query == 5) return Attended{};
+          return more == "dtype=f64" ? softmax(scores, values, 0.) : softmax(scores, values, 0.F);
+        },
+        more);
+    ASSERT_EQ(r.verdict, Verdict::failed) << dtype;
+    EXPECT_EQ(r.findings[0].means,
+              "the softmax overflows or loses a block: subtract the running maximum");
+  }
 }
 
 TEST(Coverage, EachPairOnceIsDue) {
-  const CheckResult r = coverage_of([](int64_t query) {
-    return query < 5 ? Keys{0, 1, 2, 3, 4} : Keys{};
-  });
+  const CheckResult r = attended("coverage", right);
   EXPECT_EQ(r.verdict, Verdict::passed) << r.note;
   EXPECT_EQ(r.compared, 25);
   EXPECT_EQ(r.note, "25 pairs, 15 on rank 0");
@@ -1958,7 +2089,7 @@ TEST(Coverage, EachPairOnceIsDue) {
 
 // Rank 0 has 3 queries of the sequence and owes 15 pairs, rank 1 has 2 and owes 10.
 TEST(Coverage, CountsVisitsAndDistinctPairsOfEachRank) {
-  const Keys all{0, 1, 2, 3, 4}, all_twice{0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
+  const Keys all_twice{0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
   struct {
     const char* what;
     std::map<int64_t, Keys> visits;  // of the queries that differ
@@ -1998,10 +2129,12 @@ TEST(Coverage, CountsVisitsAndDistinctPairsOfEachRank) {
   };
   for (const auto& fault : faults) {
     SCOPED_TRACE(fault.what);
-    const CheckResult r = coverage_of([&](int64_t query) {
-      const auto at = fault.visits.find(query);
-      return at != fault.visits.end() ? at->second : query < 5 ? all : Keys{};
-    });
+    const CheckResult r =
+        attended("coverage", [&](int64_t query, const Numbers& scores, const Numbers& values) {
+          const auto at = fault.visits.find(query);
+          return at == fault.visits.end() ? right(query, scores, values)
+                                          : mean_of(at->second, values);
+        });
     ASSERT_EQ(r.verdict, Verdict::failed);
     EXPECT_EQ(r.findings[0].ranks, fault.ranks);
     EXPECT_EQ(r.findings[0].message, fault.message);
