@@ -900,7 +900,8 @@ TEST(DriftLog, OfAnotherLayoutOnlyWhatOwesEqualBitsIsCompared) {
                                  "tp:S2,dp:I2 in four: sums in another order"),
             std::string::npos)
       << refused.refused;
-  EXPECT_EQ(digest::compare_logs(two("init", 2), four("init")).findings.size(), 1u);
+  for (const char* moved : {"init", "input"})
+    EXPECT_EQ(digest::compare_logs(two(moved, 2), four(moved)).findings.size(), 1u) << moved;
   EXPECT_EQ(digest::compare_logs(two("backward", 2), four("backward"), true).findings.size(), 1u);
   // Of one layout every difference counts, that of a second copy too.
   auto copies = [](float second) {
@@ -917,6 +918,11 @@ TEST(DriftLog, SeesNumbersThatAreNotFinite) {
       digest::parse_log(record(0, "w", 0, 0, NAN) + record(0, "w", 1, 0, INFINITY), "log"));
   ASSERT_FALSE(report.findings.empty());
   EXPECT_NE(report.findings[0].what.find("1 NaN and 0 infinite"), std::string::npos);
+  const auto infinite = digest::judge_log(
+      digest::parse_log(record(0, "w", 0, 0, 1) + record(0, "w", 1, 0, -INFINITY), "log"));
+  ASSERT_EQ(infinite.findings.size(), 1u);
+  EXPECT_EQ(infinite.findings[0].what, "0 NaN and 1 infinite of 4 elements");
+  EXPECT_EQ(infinite.findings[0].rank, "tp=1,dp=0");
 }
 
 TEST(DriftLog, AnotherLayoutOfTheSameTensorIsTheSame) {
@@ -1058,6 +1064,10 @@ TEST(DriftLog, OfTwoRunsEachIsJudgedAlone) {
   };
   EXPECT_EQ(counted(" nan=0", " nan=3"),
             "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 4 elements, 3 NaN, 0 infinite, 0 -0");
+  EXPECT_EQ(counted(" inf=0", " inf=3"),
+            "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 4 elements, 0 NaN, 3 infinite, 0 -0");
+  EXPECT_EQ(counted(" negzero=0", " negzero=3"),
+            "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 4 elements, 0 NaN, 0 infinite, 3 -0");
   EXPECT_EQ(counted("elements=4", "elements=0"),
             "A 4 elements, 0 NaN, 0 infinite, 0 -0, X 0 elements, 0 NaN, 0 infinite, 0 -0");
 }
