@@ -45,6 +45,14 @@ std::string seen_by_reference(const Case& line) {
   return key;
 }
 
+// What a subject declares of its sums, said by the line: a family counts a bound in units of the
+// type of accumulation, those of the wire included, and is given back the type that it counted in.
+Case as_accumulated(Case line, const Declared& declared) {
+  if (declared.accumulates_in_f64 && line.has("acc") && line.text("acc").empty())
+    line.set("acc", name(DType::f64));
+  return line;
+}
+
 // `backward`: gradients are part of it.
 std::string truth_key(const Case& line, const Feed& feed, bool backward) {
   std::string key =
@@ -313,10 +321,8 @@ std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declar
 }
 
 const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed) {
-  std::optional<Case> other;  // the line as it is read on this feed
-  if (!feed.keys.empty()) other = asked;
-  for (const auto& [key, value] : feed.keys) other->set(key, value);
-  const Case& line = other ? *other : asked;
+  Case line = as_accumulated(asked, e.declared);  // as it is read on this feed
+  for (const auto& [key, value] : feed.keys) line.set(key, value);
   const std::string key = truth_key(line, feed, e.declared.backward);
   if (auto found = kept_.find(key); found != kept_.end()) return *found->second;
   const ReferenceWork work;

@@ -48,6 +48,35 @@ TEST(Truths, OfAForwardAloneServeNoBackward) {
   EXPECT_EQ(gradients(Declared{}), 1u);
 }
 
+// What is allowed of the gradients of a line, element by element.
+std::vector<double> allowed(const std::string& text, const Declared& declared) {
+  const Registry families = all_families();
+  const Case line = parse(text, families);
+  Truths truths(families);
+  const Evidence e = plan_case(line, declared, {"gradient"}, families);
+  const Truth& truth = truths.get(line, e, e.shots[0].feeds[0]);
+  std::vector<double> all;
+  for (size_t i = 0; i < truth.gradients.size(); ++i) {
+    const auto bound =
+        bound_of(e, e.operands[i], true, truth.gradients[i], truth.gradient_gauges[i]);
+    for (size_t k = 0; k < truth.gradients[i].value.size(); ++k) all.push_back(bound(int64_t(k)));
+  }
+  return all;
+}
+
+// Sums in f64 that a subject declares are those of a line that asks for them: what rounds on the
+// wire and in storage stays in the bound of a family that counts in units of its accumulation.
+TEST(Truths, AreBoundedInTheTypeThatTheSubjectDeclares) {
+  Declared doubles;
+  doubles.accumulates_in_f64 = true;
+  for (const std::string line :
+       {"norm_sequence tp=2 sp=on dtype=bf16", "norm_sequence tp=2 sp=on dtype=f32",
+        "mlp tp=2 sp=on dtype=bf16", "loss_packed cp=2 dtype=f32", "block tp=2 sp=on dtype=f32"}) {
+    EXPECT_EQ(allowed(line, doubles), allowed(line + " acc=f64", {})) << line;
+    EXPECT_NE(allowed(line, doubles), allowed(line, {})) << line;
+  }
+}
+
 // ---- Records
 
 // The case as it is judged where the record of rank 1 was changed on its way.
