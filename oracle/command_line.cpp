@@ -415,13 +415,15 @@ int explain(const Words& words, const Registry& registry) {
 
 // ---- prepare and judge
 
-// "tp=2" in the place of a folder: the folder was forgotten.
+// "tp=2" or "linear" in the place of a folder: the folder was forgotten.
 bool is_word_of_a_line(const std::string& word, const Registry& registry) {
   const size_t eq = word.find('=');
-  if (eq == std::string::npos || word.find('/') != std::string::npos) return false;
-  for (const Contract& c : registry.contracts())
+  if (word.find('/') != std::string::npos) return false;
+  for (const Contract& c : registry.contracts()) {
+    if (word == c.name || word == c.family) return true;
     for (const Key& k : keys_of(c))
-      if (k.name == word.substr(0, eq)) return true;
+      if (eq != std::string::npos && k.name == word.substr(0, eq)) return true;
+  }
   return false;
 }
 
@@ -569,10 +571,22 @@ std::string note_of_unseen(const DriftLine& line, const Options& options,
                      line.control);
 }
 
+// A log in the place of a line, or nothing: the option that reads logs is named.
+void expect_a_line_to_train(const Words& words) {
+  std::error_code error;
+  const bool none = words.plain.empty();
+  if (!none && !std::filesystem::is_regular_file(words.plain[0], error)) return;
+  throw BadInput(fmt::format(
+      "drift: expected a LINE to train, such as block tp=2, or --logs A [B] to compare digest "
+      "logs, met {}",
+      none ? "neither" : fmt::format("the file '{}'", telling::one_line(words.plain[0]))));
+}
+
 int drift_command(const Words& words, const Registry& registry, int argc, char** argv) {
   if (const auto logs = words.values.find("--logs");
       logs != words.values.end() && !logs->second.empty())
     return drift_of_logs(words);
+  expect_a_line_to_train(words);
   DriftOptions o;
   o.steps = single_integer(words, "--steps", 100, 10'000'000);
   if (const std::string* name = single(words, "--optimizer")) {
@@ -625,8 +639,11 @@ int obey(int argc, char** argv, const Registry& registry) {
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (!arguments.empty() && arguments[0] == "--worker") return worker_main(argc, argv, registry);
   if (!arguments.empty() && asks_for_help(arguments[0])) {
-    say(usage());
-    return exit_passed;
+    if (arguments.size() == 1 || asks_for_help(arguments[1])) {
+      say(usage());
+      return exit_passed;
+    }
+    arguments = {arguments[1], "--help"};  // `help gate`
   }
   if (!arguments.empty() && arguments[0] == "--version") {
     if (arguments.size() > 1) refuse("--version", "nothing behind it", arguments[1]);

@@ -353,16 +353,19 @@ std::vector<Contract> shown_in_table(const Registry& registry, const Asked& patt
 }  // namespace
 
 std::string list_text(const Registry& registry, const std::string& words) {
-  const Asked pattern(words);
+  const Asked pattern(words), everything("");
+  // The name of a section asks for all of it.
+  const auto in = [&](const char* name) { return pattern.is(name) ? everything : pattern; };
   std::string text =
-      section("families", families(registry, pattern)) +
+      section("families", families(registry, in("families"))) +
       section("contracts", contracts(registry, pattern)) +
-      section("keys of every line", common_keys(pattern)) + section("checks", checks(pattern)) +
-      section("fault operators (fault=OPERATOR@PHASE.AXIS.NUMBER)", operators(pattern)) +
+      section("keys of every line", common_keys(pattern)) +
+      section("checks", checks(in("checks"))) +
+      section("fault operators (fault=OPERATOR@PHASE.AXIS.NUMBER)", operators(in("operators"))) +
       section("controls", all_controls(registry, pattern)) +
       section("faults of the training step (drift only: control=NAME@STEP)",
               faults_of_training(pattern)) +
-      section("lanes (NAME.npRANKS)", lanes(pattern));
+      section("lanes (NAME.npRANKS)", lanes(in("lanes")));
   if (text.empty()) nothing_named(registry, pattern);
   text.pop_back();  // the blank line after the last section
   return text;

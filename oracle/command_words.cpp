@@ -129,7 +129,7 @@ const std::vector<CommandName>& all_commands() {
       {"run", "LINE", "judge one case line, quoted or not", line_help, run_options()},
       {"list", "PATTERN", "everything that can be named",
        "parts of names, of values and of what is said of them, all of which hold: fp8, zbv, zero "
-       "bubble, controls; none: everything",
+       "bubble; families, controls, checks, operators, lanes: all of these; none: everything",
        list_options()},
       {"explain", "LINE", "what a line would do, without running it",
        "a contract, then key=value in any order (list CONTRACT shows the keys), and nodes=N: its "
@@ -172,9 +172,13 @@ void check_option(const std::string& argument, const CommandName& command) {
                      (key == "transport" || key == "device" || key == "dtype" || key == "subject");
   std::string close =
       of_the_line ? fmt::format("; write {}=... in the line", key) : did_you_mean(name, known);
-  throw BadInput(fmt::format(
-      "option {}: expected an option of {}, met one that it does not take{}", name, command.name,
-      close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));
+  if (close.empty()) {
+    close = fmt::format("; it takes {}", joined(known, " "));
+    if (std::string(command.words).starts_with("LINE"))
+      close += "; keys of the line have no dashes: tp=4";
+  }
+  throw BadInput(fmt::format("option {}: expected an option of {}, met one that it does not take{}",
+                             name, command.name, close));
 }
 
 // "forward," and "forward,,gradient": an item that was forgotten is not one that was never meant.
@@ -210,13 +214,17 @@ bool takes_several(const CommandName& c) {
   return std::string(c.words).starts_with("LINE") || c.name == std::string("gate");
 }
 
-// CLI11 writes "..." behind all words.
+// CLI11 writes "..." behind all words and values, also of what is given once.
 std::string help_of(const CLI::App& app, const CommandName& command) {
   std::string text = app.help();
-  if (takes_several(command)) return text;
-  for (const std::string dots : {"...", " ..."})
-    if (const size_t at = text.find(command.words + dots); at != std::string::npos)
-      text.erase(at + std::strlen(command.words), dots.size());
+  const auto without_dots = [&](const std::string& words, const std::string& dots, size_t blanks) {
+    if (const size_t at = text.find(words + dots); at != std::string::npos)
+      text.replace(at + words.size(), dots.size(), std::string(blanks, ' '));
+  };
+  for (const OptionName& o : command.options)
+    if (*o.value && !o.list) without_dots(fmt::format("  {} {}", o.name, o.value), " ...", 4);
+  if (!takes_several(command))
+    for (const std::string dots : {"...", " ..."}) without_dots(command.words, dots, 0);
   return text;
 }
 

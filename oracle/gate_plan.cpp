@@ -243,7 +243,11 @@ class Planner {
     const bool anywhere = options_.transports.empty() && options_.devices.empty();
     for (const FailedLine& failed : lines) {
       Case line = parse_of_report(failed.line);
-      if (!within(options_, line) || !selected(patterns_, registry_.contract(line.contract), line))
+      const Contract& c = registry_.contract(line.contract);
+      if (!within(options_, line) || !selected(patterns_, c, line)) continue;
+      // A control stands in the place of ours, whoever else is judged.
+      if (!failed.control && !options_.subjects.empty() &&
+          !contains(subjects_due(options_, registry_, c), line.text("subject")))
         continue;
       if (anywhere || is_due_at_its_place(line)) add_line(std::move(line), failed.control);
     }

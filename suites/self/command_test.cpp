@@ -281,6 +281,10 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", c, "subject=nobody"}, {"'subject'", "'nobody'"}},
       {{"run", c, "--check", "gradeint"}, {"gradeint", "gradient"}},
       {{"run", c, "--transport", "mpi"}, {"--transport", "transport="}},
+      {{"run", c, "--tp", "4"}, {"--tp", "keys of the line have no dashes: tp=4"}},
+      {{"help", "gat"}, {"'gat'", "did you mean 'gate'"}},
+      {{"drift"}, {"--logs A [B]", "met neither"}},
+      {{"drift", file}, {"--logs A [B]", file}},
       {{"run", c, "--in-process"}, {"--in-process", "transport=threads"}},
       {{"list", "no_such_thing"}, {"'no_such_thing'"}},
       {{"list", "zero", "no_such_thing"},
@@ -297,6 +301,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"prepare", c}, {"LINE DIR", "the last one is the folder"}},
       {{"prepare", c, "tp=2"}, {"DIR", "'tp=2'"}},
       {{"prepare", c, "tp=2", file}, {"DIR", file, "name another"}},
+      {{"prepare", "--tier", "smoke", c}, {"a folder as the last word", "'" + c + "'"}},
+      {{"prepare", c, "tp=2", "linear"}, {"a folder as the last word", "'linear'"}},
       {{"prepare", c, "tp=2", "transport=mpi", folder / "new"}, {"'transport'", "transport=mpi"}},
       {{"prepare", c, "--check", "ledger", folder / "new"}, {"--check", "ledger"}},
       {{"prepare", c, "--ranks", "2", folder / "new"}, {"--ranks", "--tier"}},
@@ -437,12 +443,14 @@ TEST_F(Command, WhatFailedIsChosenFromAsEverythingElse) {
     words.insert(words.end(), more.begin(), more.end());
     return call(words).code;
   };
-  for (const Words& chosen : {Words{}, Words{"linear_row"}, Words{"linear", "tp=2"},
-                              Words{"--ranks", "2"}, Words{"--transport", "processes"}})
+  for (const Words& chosen :
+       {Words{}, Words{"linear_row"}, Words{"linear", "tp=2"}, Words{"--ranks", "2"},
+        Words{"--transport", "processes"}, Words{"--subject", "ours"}})
     EXPECT_EQ(again(chosen), 0) << (chosen.empty() ? "" : chosen[0]);
   for (const Words& other :
        {Words{"norm"}, Words{"linear_row", "tp=4"}, Words{"--ranks", "8"}, Words{"--dtype", "bf16"},
-        Words{"--transport", "threads"}, Words{"--seed", "9"}, Words{"--seeds", "2"}})
+        Words{"--transport", "threads"}, Words{"--subject", "cuda"}, Words{"--seed", "9"},
+        Words{"--seeds", "2"}})
     EXPECT_EQ(again(other), 2) << other[0];
 }
 
@@ -601,6 +609,27 @@ TEST_F(Command, HelpNamesTheCommandsAndExitCodes) {
   EXPECT_TRUE(holds(call({"gate", "--help"}).out, "[PATTERN...]"));
   EXPECT_FALSE(holds(call({"list", "--help"}).out, "..."));
   EXPECT_TRUE(holds(call({"run", "--help"}).out, "--check"));
+  EXPECT_EQ(call({"help"}).out, ended.out);
+  EXPECT_EQ(call({"help", "gate"}).out, call({"gate", "--help"}).out);
+}
+
+// Dots stand behind what may be given more than once.
+TEST_F(Command, HelpShowsWhichOptionsTakeSeveralValues) {
+  const std::string help = call({"gate", "--help"}).out;
+  for (const char* several : {"--ranks N ...  ", "--check NAME ...  ", "--require LANE ...  "})
+    EXPECT_TRUE(holds(help, several)) << several << help;
+  for (const char* one : {"--tier NAME  ", "--report DIR  ", "--jobs N  "})
+    EXPECT_TRUE(holds(help, one)) << one << help;
+}
+
+TEST_F(Command, AListOfASectionIsAllOfIt) {
+  const std::string all = call({"list"}).out;
+  for (const char* name : {"families", "checks", "operators", "lanes"}) {
+    const Ended ended = call({"list", name});
+    ASSERT_EQ(ended.code, 0) << ended.err;
+    EXPECT_GT(std::count(ended.out.begin(), ended.out.end(), '\n'), 4) << ended.out;
+    EXPECT_TRUE(holds(all, ended.out)) << ended.out;
+  }
 }
 
 TEST_F(Command, VersionIsOneLine) {
