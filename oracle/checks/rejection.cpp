@@ -31,16 +31,23 @@ Finding about(const std::vector<int>& ranks, std::string message, std::string me
   return f;
 }
 
+std::string unchecked(const Case& line) {
+  std::string means =
+      "a precondition that is not checked on every rank, or not before the first call";
+  if (!line.text("subject").empty())
+    means += "; rank.require_legal() at the head of forward checks those of the contract";
+  return means;
+}
+
 void find_dissent(const Evidence& e, std::vector<Finding>& findings) {
   const auto by_text = said(e);
   for (const auto& [text, ranks] : by_text) {
     const auto& shots = e.ranks[size_t(ranks[0])].shots;
     if (!shots.empty() && shots[0].status == ShotRecord::rejected) continue;
-    findings.push_back(
-        about(ranks,
-              fmt::format("expected a refusal of every rank, but {} {}",
-                          judging::ranks_text(ranks, 0), text),
-              "a precondition that is not checked on every rank, or not before the first call"));
+    findings.push_back(about(ranks,
+                             fmt::format("expected a refusal of every rank, but {} {}",
+                                         judging::ranks_text(ranks, 0), text),
+                             unchecked(*e.line)));
   }
   if (findings.empty() && by_text.size() > 1)
     for (const auto& [text, ranks] : by_text)

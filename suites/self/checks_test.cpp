@@ -2154,7 +2154,16 @@ TEST(Rejection, UnanimousSilentAndAlike) {
       r.shots[0].text = "expected tokens divisible by tp=3, met 7; choose a multiple";
     }
   };
-  EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::failed);  // it ran
+  const CheckResult ran = play->judge_again("rejection");
+  EXPECT_EQ(ran.verdict, Verdict::failed);
+  EXPECT_EQ(ran.findings.at(0).means.find("require_legal"), std::string::npos);
+  const Case* const ours = play->e.line;
+  Case mine = *ours;
+  mine.set("subject", "mine");
+  play->e.line = &mine;
+  EXPECT_NE(play->judge_again("rejection").findings.at(0).means.find("rank.require_legal()"),
+            std::string::npos);
+  play->e.line = ours;
   refuse();
   EXPECT_EQ(play->judge_again("rejection").verdict, Verdict::passed);
   play->e.ranks[1].shots[0].status = ShotRecord::released;
