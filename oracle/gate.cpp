@@ -384,11 +384,15 @@ class Gate {
                       "result it alters, met none; "
                       "`explain` shows the calls that are due",
                       fault));
-    if (dumps_ && !d.illegal && !firing(j.result).empty() && !left_open(j.result))
-      dumps_->add(j, runner_.truth(j.evidence), options_.program);
+    if (!d.illegal) dump(j);
     keep(j.result);
     if (firing(j.result).empty() && witnesses_.contains(j.result.canonical))
       keep_twin(d.line, std::move(j));
+  }
+
+  void dump(const Judged& j) {
+    if (dumps_ && !firing(j.result).empty() && !left_open(j.result))
+      dumps_->add(j, runner_.truth(j.evidence), options_.program);
   }
 
   // What controls are compared with: the verdicts, and what left the ranks in the base shot.
@@ -529,23 +533,29 @@ class Gate {
   const Judged& twin_told(const Case& line, const std::vector<std::string>& checks,
                           const std::string& lane) {
     const Judged& j = twin(line, checks, lane);
-    if (!firing(j.result).empty() && !failed_.contains(j.result.canonical))
-      keep(asked_in_full(line, j.result, lane));
+    if (!firing(j.result).empty() && !failed_.contains(j.result.canonical)) {
+      const std::optional<Judged> all = asked_in_full(line, j.result, lane);
+      const Judged& told = all ? *all : j;
+      dump(told);
+      keep(told.result);
+    }
     return j;
   }
 
   // What failed a few checks is asked the others before it is told: a call too many may be the
   // least of what is wrong. One that all of them let pass is told as it was.
-  CaseResult asked_in_full(const Case& line, CaseResult few, const std::string& lane) {
-    if (lost_ranks(few) || left_open(few)) return few;
+  std::optional<Judged> asked_in_full(const Case& line, const CaseResult& few,
+                                      const std::string& lane) {
+    if (lost_ranks(few) || left_open(few)) return std::nullopt;
     std::vector<std::string> asked = options_.checks;
     if (!asked.empty())
       for (const CheckResult& c : few.checks) asked.push_back(c.check);
     const auto checks =
         due_checks(registry_.contract(line.contract), line, declared_of(line, registry_), asked);
-    if (checks.size() <= few.checks.size()) return few;
-    CaseResult all = judged(line, checks, lane).result;
-    return firing(all).empty() || left_open(all) ? few : all;
+    if (checks.size() <= few.checks.size()) return std::nullopt;
+    Judged all = judged(line, checks, lane);
+    if (firing(all.result).empty() || left_open(all.result)) return std::nullopt;
+    return all;
   }
 
   static Checks kept(Checks checks, const std::set<std::string>& asked) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -159,6 +160,40 @@ TEST_F(Dump, IndicesKeepTheirType) {
     EXPECT_EQ(f->find("ids")->dtype, DType::i64) << name;
     EXPECT_EQ(f->find("w")->dtype, DType::bf16) << name;
   }
+}
+
+struct Nothing : Kernel {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View>,
+                                 std::span<const View> outputs) override {
+    rank.require_legal();
+    for (const View& y : outputs) fill_from(y, std::vector<double>(size_t(y.elements())));
+    return std::make_unique<Saved>();
+  }
+  void backward(Rank&, Saved&, std::span<const View>, std::span<const View>) override {}
+};
+
+// Lines that a gate runs for their controls alone fail like any other.
+TEST_F(Dump, IsOfEveryCaseThatAGateTellsOf) {
+  Registry families = all_families();
+  Subject subject;
+  subject.name = "nothing", subject.contract = "linear_column";
+  subject.make = [] { return std::make_unique<Nothing>(); };
+  families.add(subject);
+  options_.patterns = {"linear_column sp=on"};
+  options_.ranks = {2, 3};  // on 3 there are witnesses of controls and no cases
+  options_.tier = "smoke";
+  options_.self = false;
+  Progress silent;
+  const Report report = run_gate(options_, families, silent);
+  int64_t failed = 0;
+  for (const CaseResult& c : report.cases)
+    failed += std::any_of(c.checks.begin(), c.checks.end(), [](const CheckResult& check) {
+      return check.check == "forward" && check.verdict == Verdict::failed;
+    });
+  ASSERT_GT(failed, 1);
+  EXPECT_EQ(report.dumped,
+            fmt::format("{0} of {0} cases that did not pass, in {1}", failed, folder_.string()));
+  EXPECT_EQ(int64_t(folders().size()), failed);
 }
 
 TEST_F(Dump, IsBoundedAndSaysSo) {
