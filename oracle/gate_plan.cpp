@@ -80,10 +80,12 @@ std::vector<Pattern> parse_patterns(const Options& options, const Registry& regi
       const size_t eq = word.find('=');
       if (eq == std::string::npos) {
         if (!contains(known, word))
-          throw BadInput(
-              fmt::format("PATTERN: expected a contract, a family or key=value, as `shardproof "
-                          "list` names them, met '{}'{}",
-                          word, did_you_mean(word, known)));
+          throw BadInput(fmt::format(
+              "PATTERN: expected a contract, a family or key=value, as `shardproof "
+              "list` names them, met '{}'{}",
+              word,
+              word.find(',') == std::string::npos ? did_you_mean(word, known)
+                                                  : "; patterns have blanks between them"));
         patterns.push_back({word, {}});
         continue;
       }

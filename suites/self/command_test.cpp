@@ -168,6 +168,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{}, {"command", "gate, run, list, explain"}},
       {{"gaet"}, {"'gaet'", "did you mean 'gate'"}},
       {{"gate", "--tire", "smoke"}, {"--tire", "did you mean '--tier'"}},
+      {{"gate", "linear,norm"}, {"'linear,norm'", "blanks between them"}},
       {{"gate", "--tier", "smok"}, {"--tier", "smoke", "'smok'"}},
       {{"gate", "--tier"}, {"--tier"}},
       {{"gate", "--tier", "ci", "--tier", "smoke"}, {"--tier", "once", "ci, smoke"}},
