@@ -65,6 +65,7 @@ class Gate {
         (size_t(report_.self.named) < registry_.planted().size() || !report_.self.failures.empty()))
       report_.self = {};
     judge(mpi);  // alone: beside a busy process its polls starve
+    if (!interrupted()) require_whole_worlds();
     if (options_.controls && options_.failed.empty() && !ends_early()) operators_without_catch(due);
     if (!interrupted()) rerun_failures();
     leave_open_what_shares_wrong_code();
@@ -184,6 +185,7 @@ class Gate {
       gate.start_worlds(local);
       for (size_t i; (i = turns.next()) < shares.size() && !gate.ends_early();)
         gate.judge(shares[i]);
+      gate.runner_.worlds().require_whole();
     };
     const bool apart =
         workers > 1 ||
@@ -203,12 +205,20 @@ class Gate {
     sort_results(local);
   }
 
+  void require_whole_worlds() {
+    try {
+      runner_.worlds().require_whole();
+    } catch (const Infrastructure& e) {
+      lost_job_ = e.what();
+    }
+  }
+
   // Ranks are forked while this process is small: of every page that it shares with them, what
   // either writes to first is a copy.
   void start_worlds(const std::vector<Due>& due) {
     for (const Due& d : due)
       if (!on_device(d.line) && unavailable(d.line).empty()) try {
-          runner_.worlds().get(d.line.text("transport"), d.line.world());
+          runner_.worlds().start(d.line.text("transport"), d.line.world());
         } catch (const Infrastructure&) {  // the case that needs it says so
         }
   }

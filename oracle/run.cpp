@@ -283,8 +283,15 @@ Worlds::Worlds(const Options& options, const Registry& registry, RankMain main)
     : options_(options), main_(main ? std::move(main) : rank_main(registry)) {}
 Worlds::~Worlds() = default;
 
-World& Worlds::get(const std::string& transport, int ranks) {
-  std::unique_ptr<World>& world = worlds_[{transport, ranks}];
+void Worlds::start(const std::string& transport, int ranks) {
+  if (!worlds_.contains({transport, ranks})) get(transport, ranks);
+}
+
+World& Worlds::get(const std::string& transport, int ranks, const std::string& line) {
+  Kept& kept = worlds_[{transport, ranks}];
+  require_whole(kept);
+  kept.last = line;
+  std::unique_ptr<World>& world = kept.world;
   if (!world || !world->alive()) {
     world.reset();
     WorldSpec spec;
@@ -298,6 +305,22 @@ World& Worlds::get(const std::string& transport, int ranks) {
     world = start_world(spec, main_);
   }
   return *world;
+}
+
+void Worlds::require_whole() {
+  for (auto& [place, kept] : worlds_) require_whole(kept);
+}
+
+void Worlds::require_whole(Kept& kept) {
+  const std::string lost = kept.world ? kept.world->lost() : "";
+  if (lost.empty()) return;
+  const std::string told = fmt::format(
+      "{}: {} {}; a thread or a timer that its kernel left behind did it, or somebody else: run it "
+      "again",
+      kept.world->description(), lost,
+      kept.last.empty() ? "between two jobs" : "after its record of " + kept.last + " was in");
+  kept.world.reset();
+  throw Infrastructure(told);
 }
 
 void Worlds::drop(const std::string& transport) {
@@ -420,7 +443,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks,
   job.number = ++number_;
   job.line = j.result.canonical;
   job.shots = j.evidence.shots;
-  World& world = worlds_.get(line.text("transport"), line.world());
+  World& world = worlds_.get(line.text("transport"), line.world(), j.result.line);
   int& hung = hung_[joined(
       std::vector{line.contract, line.text("subject"), line.text("control"), line.text("fault")},
       " ")];

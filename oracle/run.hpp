@@ -20,7 +20,12 @@ class Worlds {
   // What ranks run; empty: rank_main(registry).
   Worlds(const Options&, const Registry&, RankMain = nullptr);
   ~Worlds();
-  World& get(const std::string& transport, int ranks);
+  // `line`: what it is to run next. Throws Infrastructure, once, where a rank ended by itself since
+  // the line before.
+  World& get(const std::string& transport, int ranks, const std::string& line = "");
+  void start(const std::string& transport, int ranks);  // unless there is one
+  // The same as `get` throws, of all worlds: behind the last line.
+  void require_whole();
   void drop(const std::string& transport);
   const Options& options() const { return options_; }
   std::function<void()> meanwhile = [] {};  // called again and again while ranks are waited for
@@ -28,7 +33,12 @@ class Worlds {
  private:
   const Options& options_;
   RankMain main_;
-  std::map<std::pair<std::string, int>, std::unique_ptr<World>> worlds_;  // by transport and ranks
+  struct Kept {
+    std::unique_ptr<World> world;
+    std::string last;  // line
+  };
+  static void require_whole(Kept&);
+  std::map<std::pair<std::string, int>, Kept> worlds_;  // by transport and ranks
 };
 
 // Reference results of the lines judged last: a control and its healthy twin share them.

@@ -121,6 +121,17 @@ bool ArenaWorld::alive() const {
          std::none_of(processes_.begin(), processes_.end(), [](auto& p) { return p.reaped; });
 }
 
+std::string ArenaWorld::lost() {
+  if (alive() || dead_) return "";
+  const auto p = std::find_if(processes_.begin(), processes_.end(),
+                              [](const RankProcess& one) { return one.reaped; });
+  const int signal = signal_that_ended(p->first_rank);
+  return fmt::format("rank {} (process {}) {}", p->first_rank, p->pid,
+                     signal ? fmt::format("was killed by signal {} ({})", signal,
+                                          crash_text(signal, arena_->page(p->first_rank).crash))
+                            : fmt::format("left with exit code {}", WEXITSTATUS(p->status)));
+}
+
 std::string ArenaWorld::description() const {
   return fmt::format("{}, {} rank{}", spec_.transport, spec_.ranks, spec_.ranks == 1 ? "" : "s");
 }
@@ -267,12 +278,17 @@ void ArenaWorld::give_up(int rank) {
   arena_->unlock();
 }
 
+int ArenaWorld::signal_that_ended(int rank) const {
+  const RankProcess& p = *process_of(rank);
+  const int crash = arena_->page(rank).crash.signal.load();
+  return crash ? crash : WIFSIGNALED(p.status) ? WTERMSIG(p.status) : 0;
+}
+
 std::string ArenaWorld::how_it_ended(int rank) const {
   const RankProcess& p = *process_of(rank);
   const RankPage& page = arena_->page(rank);
   const std::string where = place(snapshot(page.trace));
-  const int crash = page.crash.signal.load();
-  const int signal = crash ? crash : WIFSIGNALED(p.status) ? WTERMSIG(p.status) : 0;
+  const int signal = signal_that_ended(rank);
   if (!signal)
     return fmt::format("left its process with exit code {} {}", WEXITSTATUS(p.status), where);
   return fmt::format("was killed by signal {} ({}) {}", signal, crash_text(signal, page.crash),

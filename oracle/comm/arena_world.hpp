@@ -32,6 +32,7 @@ class ArenaWorld : public World {
   std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
                                double deadline) override;
   bool alive() const override;
+  std::string lost() override;
   std::string description() const override;
 
  protected:
@@ -56,6 +57,7 @@ class ArenaWorld : public World {
   int lost_rank(uint32_t number) const;
   void give_up(int rank);
   std::string how_it_ended(int rank) const;
+  int signal_that_ended(int rank) const;  // 0: it left by itself
   const RankProcess* process_of(int rank) const;
   RankOutcome outcome(int rank, uint32_t number, End) const;
   void tell_death(int rank, const RankProcess&, uint32_t number, RankOutcome&) const;

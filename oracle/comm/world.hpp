@@ -61,6 +61,9 @@ class World {
   virtual std::vector<RankOutcome> run(std::span<const std::byte> job, uint32_t case_number,
                                        double deadline) = 0;
   virtual bool alive() const = 0;
+  // Which rank's process ended by itself after its last job, and how; "" for none. Nobody's job
+  // could tell it.
+  virtual std::string lost() { return ""; }
   virtual std::string description() const = 0;  // "processes, 4 ranks"
 };
 // Throws BadInput for more ranks than the transport can give, Infrastructure when it cannot start.

@@ -2,10 +2,12 @@
 // that throw, processes of a gate that end, harnesses that fail under a rank.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -265,6 +267,49 @@ TEST(Harness, MemoryThatItLacksIsNobodysFault) {
   EXPECT_TRUE(holds(run("lacking"), "expected memory")) << run("lacking");
   EXPECT_EQ(run("sound subject=greedy"), "judged: failed");
   EXPECT_EQ(run("sound"), "judged: passed");
+}
+
+// The next line is not blamed on ranks that ended between two lines, and nothing replaces them
+// without a word; the line behind it is judged.
+TEST(Worlds, SayWhoseRankEndedAfterItsCase) {
+  auto* pids = static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const Options options;
+  Runner runner(
+      options, planted::registry(),
+      [=, honest = rank_main(planted::registry())](RankHost& host, std::span<const std::byte> job) {
+        pids[host.rank] = getpid();
+        return honest(host, job);
+      });
+  const Case line = planted::line_of(small, "");
+  const auto judged = [&] {
+    return no_judgement_of([&] { return runner.run(line, {"forward"}, lane_of(line)); });
+  };
+  const auto kill_rank = [&](int rank) {
+    const pid_t victim = pids[rank];
+    kill(victim, SIGKILL);
+    siginfo_t info;
+    waitid(P_PID, id_t(victim), &info, WEXITED | WNOWAIT);
+    return fmt::format(
+        "processes, 4 ranks: rank {} (process {}) was killed by signal 9 (SIGKILL) "
+        "after its record of {} was in",
+        rank, victim, print(line));
+  };
+  EXPECT_EQ(judged(), "judged: passed");
+  runner.worlds().require_whole();
+  std::string due = kill_rank(3);
+  EXPECT_TRUE(holds(judged(), due)) << due;
+  EXPECT_EQ(judged(), "judged: passed");
+  due = kill_rank(1);
+  std::string end;
+  try {
+    runner.worlds().require_whole();
+  } catch (const Infrastructure& e) {
+    end = e.what();
+  }
+  EXPECT_TRUE(holds(end, due)) << end;
+  runner.worlds().require_whole();
+  munmap(pids, 4096);
 }
 
 // ---- A gate goes on

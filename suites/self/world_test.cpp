@@ -533,10 +533,23 @@ TEST(World, SeesARankThatDiesBetweenJobs) {
     return bytes_of(std::to_string(getpid()));
   });
   const pid_t victim = pid_t(std::stol(text_of(world->run({}, 1, 30)[1].record)));
+  EXPECT_EQ(world->lost(), "");
   kill(victim, SIGKILL);
   siginfo_t info;
   waitid(P_PID, id_t(victim), &info, WEXITED | WNOWAIT);
   EXPECT_FALSE(world->alive());
+  EXPECT_EQ(world->lost(),
+            "rank 1 (process " + std::to_string(victim) + ") was killed by signal 9 (SIGKILL)");
+}
+
+// What became of its ranks was said there.
+TEST(World, OfAJobThatRanksDiedInNobodyIsLostAfterwards) {
+  const auto world = start_world(spec("processes", 2), [](RankHost& host, auto) {
+    if (host.rank == 1) _exit(0);
+    return bytes_of("here");
+  });
+  EXPECT_EQ(world->run({}, 1, 30)[1].end, RankOutcome::exited);
+  EXPECT_EQ(world->lost(), "");
 }
 
 TEST(World, KillFromOutsideIsNamed) {
