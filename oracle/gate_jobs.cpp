@@ -14,6 +14,7 @@
 #include <limits>
 #include <new>
 #include <span>
+#include <utility>
 
 #include "oracle/clock.hpp"
 #include "oracle/comm/door.hpp"
@@ -88,10 +89,46 @@ void write_all(int fd, const void* p, size_t n) {
   }
 }
 
-bool read_all(int fd, void* p, size_t n) {
+std::string signal_name(int signal) {
+  const char* abbreviation = ::sigabbrev_np(signal);
+  return abbreviation ? fmt::format("SIG{}", abbreviation) : fmt::format("signal {}", signal);
+}
+
+struct Running {
+  size_t part = 0;
+  pid_t pid = -1;
+  int fd = -1;
+  ResultSink* results = nullptr;
+  bool cut_short = false;
+  std::string line = {};  // that it has begun
+  double looked_at = now(), stopped_for = 0;
+  std::string at() const { return line.empty() ? "" : " in " + line; }
+};
+
+// Throws where somebody stopped the part and nobody continues it. Ctrl-Z stops this process as
+// well: only time in which it looks counts. Of a debugger's stop a parent is told nothing.
+void require_running(Running& part) {
+  constexpr double patience = 5, longest_look = 0.2;
+  siginfo_t how{};
+  ::waitid(P_PID, id_t(part.pid), &how, WSTOPPED | WNOHANG | WNOWAIT);
+  const double looked_at = std::exchange(part.looked_at, now());
+  part.stopped_for =
+      how.si_pid ? part.stopped_for + std::min(part.looked_at - looked_at, longest_look) : 0;
+  if (part.stopped_for < patience) return;
+  throw Infrastructure(fmt::format(
+      "a job of the gate (process {}) was stopped by {}{} and nobody continued it for {:g} s; run "
+      "it again",
+      part.pid, signal_name(how.si_status), part.at(), patience));
+}
+
+// A part may be stopped in the middle of what it sends.
+bool read_all(Running& part, void* p, size_t n) {
   char* c = static_cast<char*>(p);
   while (n > 0) {
-    const ssize_t r = ::read(fd, c, n);
+    require_running(part);
+    pollfd more{part.fd, POLLIN, 0};
+    if (::poll(&more, 1, 100) <= 0) continue;
+    const ssize_t r = ::read(part.fd, c, n);
     if (r < 0 && errno == EINTR) continue;
     if (r <= 0) return false;
     c += r;
@@ -125,14 +162,6 @@ class PipeSink final : public ResultSink {
   int fd_;
 };
 
-struct Running {
-  size_t part = 0;
-  pid_t pid = -1;
-  int fd = -1;
-  ResultSink* results = nullptr;
-  bool cut_short = false;
-};
-
 [[noreturn]] void run_part(const Part& part, int fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   keep_freed_memory();
@@ -156,11 +185,12 @@ struct Running {
 }
 
 template <class T>
-void hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
+T hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
   T result;
   ByteReader r(bytes);
   r(result);
   results.put(result);
+  return result;
 } catch (const Truncated&) {
   throw Infrastructure("a job of the gate sent a result that is not whole");
 }
@@ -169,26 +199,25 @@ void hand_on(std::span<const std::byte> bytes, ResultSink& results) try {
 Infrastructure stopped_alone(const Running& part, std::span<const std::byte> bytes) {
   int signal = 0;
   std::memcpy(&signal, bytes.data(), std::min(bytes.size(), sizeof signal));
-  const char* abbreviation = ::sigabbrev_np(signal);
   return Infrastructure(fmt::format(
-      "a job of the gate (process {}) was sent SIG{} by somebody else, and ended before it was "
+      "a job of the gate (process {}) was sent {} by somebody else, and ended before it was "
       "through; run it again",
-      part.pid, abbreviation ? abbreviation : std::to_string(signal)));
+      part.pid, signal_name(signal)));
 }
 
 // False: the part is through. Throws Infrastructure where it ended before it was.
-bool receive(const Running& part) {
+bool receive(Running& part) {
   const auto lost = [&] {
     siginfo_t how{};
     ::waitid(P_PID, id_t(part.pid), &how, WEXITED | WNOWAIT);
-    return Infrastructure(
-        fmt::format("a job of the gate (process {}) ended before it was through, {} {}", part.pid,
-                    how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status));
+    return Infrastructure(fmt::format(
+        "a job of the gate (process {}) ended before it was through, {} {}{}", part.pid,
+        how.si_code == CLD_EXITED ? "with status" : "by signal", how.si_status, part.at()));
   };
   Head head;
-  if (!read_all(part.fd, &head, sizeof head)) throw lost();
+  if (!read_all(part, &head, sizeof head)) throw lost();
   std::vector<std::byte> bytes(head.bytes);
-  if (!read_all(part.fd, bytes.data(), bytes.size())) throw lost();
+  if (!read_all(part, bytes.data(), bytes.size())) throw lost();
   if (head.kind == a_case) {
     hand_on<CaseResult>(bytes, *part.results);
   } else if (head.kind == a_control) {
@@ -198,7 +227,7 @@ bool receive(const Running& part) {
   } else if (head.kind == a_witness) {
     hand_on<Tried>(bytes, *part.results);
   } else if (head.kind == a_begin) {
-    hand_on<Begun>(bytes, *part.results);
+    part.line = hand_on<Begun>(bytes, *part.results).line;
   } else if (head.kind == failed) {
     throw Infrastructure(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   }
@@ -279,10 +308,10 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
       for (const Running& p : open) polls.push_back({p.fd, POLLIN, 0});
       ::poll(polls.data(), polls.size(), 100);
       for (size_t i = open.size(); i-- > 0;) {
-        if (!polls[i].revents) continue;
         std::string why;
         try {
-          if (receive(open[i])) continue;
+          require_running(open[i]);
+          if (!polls[i].revents || receive(open[i])) continue;
         } catch (const Infrastructure& e) {
           why = e.what();
         }

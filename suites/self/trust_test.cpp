@@ -1029,6 +1029,79 @@ TEST(AGate, WaitsForNoComputationOnceInterrupted) {
   EXPECT_EQ(WEXITSTATUS(status), 42);
 }
 
+// A process that somebody stops, in the middle of what it sends or between two results, while
+// nobody stops the gate: it is named with its line, and the others go on.
+TEST(AGate, NamesAJobThatIsStopped) {
+  struct Kept final : ResultSink {
+    using ResultSink::put;
+    void put(const CaseResult& r) override { lines.insert(r.line.substr(0, 6)); }
+    void put(const Begun& b) override { process = b.process; }
+    std::set<std::string> lines;
+    int64_t process = 0;
+  };
+  const auto stops = std::make_shared<Kept>(), goes_on = std::make_shared<Kept>();
+  const auto stop = [](ResultSink& sink) {
+    sink.put(Begun{getpid(), "linear_row tp=2"});
+    raise(SIGSTOP);
+  };
+  // A pipe holds less than that.
+  const auto stop_in_a_word = [](ResultSink& sink) {
+    sink.put(Begun{getpid(), "linear_column tp=2"});
+    std::thread([] {
+      usleep(100'000);
+      kill(getpid(), SIGSTOP);
+    }).detach();
+    CaseResult r;
+    r.line.assign(size_t(4) << 20, 'x');
+    for (;;) sink.put(r);
+  };
+  const auto work = [](ResultSink& sink) {
+    CaseResult r;
+    r.line = "judged";
+    sink.put(r);
+  };
+  const auto lost = run_parts(
+      {{stop, stops}, {stop_in_a_word, std::make_shared<ResultSink>()}, {work, goes_on}}, [] {});
+  EXPECT_TRUE(holds(lost[0], ") was stopped by SIGSTOP in linear_row tp=2 and nobody")) << lost[0];
+  EXPECT_TRUE(holds(lost[1], ") was stopped by SIGSTOP in linear_column tp=2 and nobody"))
+      << lost[1];
+  EXPECT_EQ(lost[2], "");
+  EXPECT_TRUE(goes_on->lines.contains("judged"));
+}
+
+// Ctrl-Z, and fg after longer than a stopped job is waited for.
+TEST(AGate, ThatIsStoppedAsAWholeGoesOn) {
+  int begun[2], over[2];
+  ASSERT_EQ(pipe(begun), 0);
+  ASSERT_EQ(pipe(over), 0);
+  const pid_t gate = fork();
+  if (gate == 0) {
+    setpgid(0, 0);
+    alarm(60);
+    const auto work = [&](ResultSink&) {
+      (void)!write(begun[1], "x", 1);
+      char c = 0;
+      (void)!read(over[0], &c, 1);
+    };
+    const auto lost = run_parts({{work, std::make_shared<ResultSink>()}}, [] {});
+    _exit(lost[0].empty() ? 42 : 1);
+  }
+  char c = 0;
+  ASSERT_EQ(read(begun[0], &c, 1), 1);  // the part is at work
+  kill(-gate, SIGSTOP);
+  int status = 0;
+  waitpid(gate, &status, WUNTRACED);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  std::this_thread::sleep_for(std::chrono::seconds(6));
+  kill(-gate, SIGCONT);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  ASSERT_EQ(write(over[1], "x", 1), 1);
+  waitpid(gate, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+  for (const int end : {begun[0], begun[1], over[0], over[1]}) close(end);
+}
+
 TEST(Turns, AStopIsSeenByEveryProcess) {
   struct Seen final : ResultSink {
     using ResultSink::put;
