@@ -110,18 +110,19 @@ class MpiWorld final : public World {
     lost_at_.reset();
     note_closed();
     if (closed_.empty()) return "";
+    if (launcher_gone() && launcher_signal_)
+      return fmt::format("the launcher '{}' was killed by {}, and {} ended with it",
+                         joined(launcher_, " "), signal_name(launcher_signal_), rank_list(closed_));
     for (RankLink& l : links_)
-      if (l.page && supervisor_has_told(l)) {
+      if (l.page && std::ranges::count(closed_, l.hello.rank) && supervisor_has_told(l)) {
         RankOutcome how;
         describe_end(*l.page, how);
         return fmt::format(
             "rank {} (process {}) {}", l.hello.rank, l.hello.pid,
             how.text.empty() ? fmt::format("left with exit code {}", how.code) : how.text);
       }
-    if (launcher_gone() && launcher_signal_)
-      return fmt::format("the launcher '{}' was killed by {}, and {} ended with it",
-                         joined(launcher_, " "), signal_name(launcher_signal_), rank_list(closed_));
-    return fmt::format("{} or the process above it was killed", rank_list(closed_));
+    return fmt::format("{}{}, or the process above it, was killed",
+                       closed_.size() > 1 ? "one of " : "", rank_list(closed_));
   }
   std::string description() const override {
     return fmt::format("mpi, {} rank{}, {}", spec_.ranks, spec_.ranks == 1 ? "" : "s",

@@ -663,18 +663,35 @@ class Launcher : public testing::Test {
   Folder folder_;
 };
 
+std::string word_of(int pid, const std::string& label) {
+  std::ifstream in(fmt::format("/proc/{}/status", pid));
+  for (std::string word; in >> word;)
+    if (word == label && in >> word) return word;
+  return "";
+}
+std::string name_of(int pid) { return word_of(pid, "Name:"); }
+
+std::vector<int> launchers_with(const std::string& text) {
+  std::vector<int> list = processes_with(text);
+  std::erase_if(list, [](int pid) {
+    return !holds(name_of(pid), "mpiexec") && !holds(name_of(pid), "mpirun");
+  });
+  return list;
+}
+
+// Each is the child of a process of its name, which watches it.
+std::vector<int> ranks_with(const std::string& text) {
+  std::vector<int> list = processes_with(text);
+  std::erase_if(list, [all = list](int pid) {
+    const int parent = std::atoi(word_of(pid, "PPid:").c_str());
+    return std::ranges::count(all, parent) == 0 || name_of(parent) != name_of(pid);
+  });
+  return list;
+}
+
 TEST_F(Launcher, KilledInTheMiddleLeavesNoRank) {
   auto world = start_world(spec(4), play);
-  const std::vector<int> launchers = [&] {
-    std::vector<int> list;
-    for (int pid : processes_with(folder_.path())) {
-      std::ifstream in(fmt::format("/proc/{}/comm", pid));
-      std::string name;
-      in >> name;
-      if (holds(name, "mpiexec") || holds(name, "mpirun")) list.push_back(pid);
-    }
-    return list;
-  }();
+  const std::vector<int> launchers = launchers_with(folder_.path());
   ASSERT_EQ(launchers.size(), 1u);
   const pid_t killer = fork();
   if (killer == 0) {
@@ -694,6 +711,29 @@ TEST_F(Launcher, KilledInTheMiddleLeavesNoRank) {
   EXPECT_TRUE(holds(why, "the launcher 'mpiexec' was killed by signal 9 (SIGKILL)")) << why;
   EXPECT_FALSE(world->alive());
   EXPECT_EQ(folder_.left(5), "");
+}
+
+// What ends between two jobs is told before the next one, which nobody is blamed in.
+TEST_F(Launcher, AnEndBetweenTwoJobsIsTold) {
+  const auto told_when_killed = [&](std::vector<int> (*of)(const std::string&), size_t due) {
+    auto world = start_world(spec(2), play);
+    world->run(bytes_of("scene clean 1"), 1, case_deadline_seconds);
+    EXPECT_EQ(world->lost(), "");
+    const std::vector<int> found = of(folder_.path());
+    EXPECT_EQ(found.size(), due);
+    if (found.empty()) return std::pair(0, std::string("none found"));
+    kill(found.back(), SIGKILL);
+    std::string why;
+    for (const auto begin = Clock::now(); why.empty() && seconds_since(begin) < 20; usleep(1000))
+      why = world->lost();
+    return std::pair(found.back(), why);
+  };
+  const auto [rank, of_rank] = told_when_killed(ranks_with, 2);
+  EXPECT_TRUE(holds(of_rank, fmt::format("(process {}) was killed by signal 9 (SIGKILL)", rank)))
+      << of_rank;
+  const std::string of_launcher = told_when_killed(launchers_with, 1).second;
+  EXPECT_TRUE(holds(of_launcher, "the launcher 'mpiexec' was killed by signal 9 (SIGKILL), and "))
+      << of_launcher;
 }
 
 TEST_F(Launcher, OfAnotherMpiStartsSingletonsAndIsRefused) {
