@@ -69,9 +69,7 @@ class TerminalProgress : public Progress {
     if (c.kind.empty()) left_.done({Pace::a_control, c.contract, alone(c.lane)}, c.seconds);
     tell(c);
   }
-  void tried(const Pace& pace, double seconds) override {
-    left_.done(pace, seconds);
-  }
+  void tried(const Pace& pace, double seconds) override { left_.done(pace, seconds); }
   void begun(int64_t process, const std::string& line) override {
     if (line.empty())
       at_.erase(process);
