@@ -43,14 +43,16 @@ std::optional<DType> keyed_dtype(const Case& line, std::string_view key) {
   return line.has(key) ? dtype_from(line.text(key)) : std::nullopt;
 }
 
-DType default_accumulation(DType storage, const Declared& declared) {
-  if (declared.accumulates_in_f64) return DType::f64;
-  const bool half = storage == DType::bf16 || storage == DType::f16;
-  return half && !declared.accumulates_in_storage ? DType::f32 : storage;
+bool is_half(DType type) { return type == DType::bf16 || type == DType::f16; }
+
+// Of a result that is stored in `storage`, where its line has no acc=.
+DType default_accumulation(const Case& line, const Declared& declared, DType storage) {
+  return type_of_sums(line, declared).value_or(is_half(storage) ? DType::f32 : storage);
 }
 
 Precision precision_in(const Case& line, const Declared& declared, DType storage) {
-  const DType acc = keyed_dtype(line, "acc").value_or(default_accumulation(storage, declared));
+  const DType acc =
+      keyed_dtype(line, "acc").value_or(default_accumulation(line, declared, storage));
   const DType wire = keyed_dtype(line, "wire").value_or(storage);
   // A tensor core may leave out the lower bits of a factor in place of rounding: a whole unit of
   // 2^-10.
@@ -229,7 +231,7 @@ std::vector<DType> types_of_result(const Evidence& e, const Operand& o, bool gra
   const Case& line = *e.line;
   std::vector<DType> types{stored_type(line, o, gradient)};
   types.push_back(
-      keyed_dtype(line, "acc").value_or(default_accumulation(e.dtype_of(o), e.declared)));
+      keyed_dtype(line, "acc").value_or(default_accumulation(line, e.declared, e.dtype_of(o))));
   if (const auto wire = keyed_dtype(line, "wire")) {
     if (travels(e, *wire)) types.push_back(*wire);
   } else if (gradient) {
@@ -255,6 +257,12 @@ std::optional<int64_t> exact_range(const Contract& contract, const Case& line,
   if (range && declared.multiplies_in_tf32 && line.dtype() == DType::f32)
     range = std::min(*range, of_tf32);
   return range;
+}
+
+std::optional<DType> type_of_sums(const Case& line, const Declared& declared) {
+  if (declared.accumulates_in_f64) return DType::f64;
+  if (declared.accumulates_in_storage && is_half(line.dtype())) return line.dtype();
+  return std::nullopt;
 }
 
 Precision precision_of(const Case& line, const Declared& declared) {

@@ -102,6 +102,9 @@ Compared compare(const Evidence&, int shot, int step, int operand, bool gradient
 // oracle/bounds.cpp: the one place where an allowed error is computed.
 // False-alarm budget of a whole run: the only number that a person picks.
 inline constexpr double false_alarm_budget = 1e-6;
+// What a subject declares of its sums on a line without acc=, as if the line said so; nothing: what
+// the line means by itself.
+std::optional<DType> type_of_sums(const Case&, const Declared&);
 Precision precision_of(const Case&, const Declared&);
 // Types that a result passes by the line: of storage, accumulation, wire and gradient, a rank's own
 // too.

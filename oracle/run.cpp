@@ -48,8 +48,9 @@ std::string seen_by_reference(const Case& line) {
 // What a subject declares of its sums, said by the line: a family counts a bound in units of the
 // type of accumulation, those of the wire included, and is given back the type that it counted in.
 Case as_accumulated(Case line, const Declared& declared) {
-  if (declared.accumulates_in_f64 && line.has("acc") && line.text("acc").empty())
-    line.set("acc", name(DType::f64));
+  if (const auto type = type_of_sums(line, declared);
+      type && line.has("acc") && line.text("acc").empty())
+    line.set("acc", name(*type));
   return line;
 }
 
@@ -346,7 +347,9 @@ std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declar
 const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed) {
   Case line = as_accumulated(asked, e.declared);  // as it is read on this feed
   for (const auto& [key, value] : feed.keys) line.set(key, value);
-  const std::string key = truth_key(line, feed, e.declared.backward);
+  std::string key = truth_key(line, feed, e.declared.backward);
+  // Inputs are drawn as the line that was asked says: its sums may be of another type.
+  if (line.has("acc") && line.text("acc") != asked.text("acc")) key += "|as declared";
   if (auto found = kept_.find(key); found != kept_.end()) return *found->second;
   const ReferenceWork work;
   auto truth = std::make_unique<Truth>();

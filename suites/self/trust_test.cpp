@@ -50,7 +50,7 @@ TEST(Truths, OfAForwardAloneServeNoBackward) {
   EXPECT_EQ(gradients(Declared{}), 1u);
 }
 
-// What is allowed of the gradients of a line, element by element.
+// What is allowed of the results and gradients of a line, element by element.
 std::vector<double> allowed(const std::string& text, const Declared& declared) {
   const Registry families = all_families();
   const Case line = parse(text, families);
@@ -58,25 +58,62 @@ std::vector<double> allowed(const std::string& text, const Declared& declared) {
   const Evidence e = plan_case(line, declared, {"gradient"}, families);
   const Truth& truth = truths.get(line, e, e.shots[0].feeds[0]);
   std::vector<double> all;
-  for (size_t i = 0; i < truth.gradients.size(); ++i) {
-    const auto bound =
-        bound_of(e, e.operands[i], true, truth.gradients[i], truth.gradient_gauges[i]);
-    for (size_t k = 0; k < truth.gradients[i].value.size(); ++k) all.push_back(bound(int64_t(k)));
-  }
+  const auto add = [&](size_t operand, bool gradient, const Whole& want, const Gauge& gauge) {
+    const auto bound = bound_of(e, e.operands[operand], gradient, want, gauge);
+    for (size_t k = 0; k < want.value.size(); ++k) all.push_back(bound(int64_t(k)));
+  };
+  for (size_t i = 0; i < truth.gradients.size(); ++i)
+    add(i, true, truth.gradients[i], truth.gradient_gauges[i]);
+  for (size_t i = 0; i < truth.outputs.size(); ++i)
+    add(size_t(e.inputs) + i, false, truth.outputs[i], truth.output_gauges[i]);
   return all;
 }
 
-// Sums in f64 that a subject declares are those of a line that asks for them: what rounds on the
-// wire and in storage stays in the bound of a family that counts in units of its accumulation.
+// Sums that a subject declares are those of a line that asks for them: what rounds on the wire and
+// in storage stays in the bound of a family that counts in units of its accumulation, and what is
+// stored in another type is bounded in the units that it was counted in.
 TEST(Truths, AreBoundedInTheTypeThatTheSubjectDeclares) {
-  Declared doubles;
+  Declared doubles, halves;
   doubles.accumulates_in_f64 = true;
-  for (const std::string line :
-       {"norm_sequence tp=2 sp=on dtype=bf16", "norm_sequence tp=2 sp=on dtype=f32",
-        "mlp tp=2 sp=on dtype=bf16", "loss_packed cp=2 dtype=f32", "block tp=2 sp=on dtype=f32"}) {
-    EXPECT_EQ(allowed(line, doubles), allowed(line + " acc=f64", {})) << line;
-    EXPECT_NE(allowed(line, doubles), allowed(line, {})) << line;
+  halves.accumulates_in_storage = true;
+  const std::tuple<Declared, std::string, std::string> lines[] = {
+      {doubles, "norm_sequence tp=2 sp=on dtype=bf16", "f64"},
+      {doubles, "norm_sequence tp=2 sp=on dtype=f32", "f64"},
+      {doubles, "mlp tp=2 sp=on dtype=bf16", "f64"},
+      {doubles, "loss_packed cp=2 dtype=f32", "f64"},
+      {doubles, "block tp=2 sp=on dtype=f32", "f64"},
+      {halves, "norm_sequence tp=2 sp=on dtype=bf16", "bf16"},
+      {halves, "norm_sequence tp=2 sp=on dtype=bf16 grad=f32", "bf16"},
+      {halves, "mlp tp=2 sp=on dtype=f16", "f16"},
+      {halves, "vocab_cross_entropy tp=2 dtype=bf16", "bf16"},
+      {halves, "loss_packed cp=2 dtype=bf16", "bf16"},
+      {halves, "attention_ring cp=2 dtype=bf16", "bf16"}};
+  for (const auto& [declared, line, type] : lines) {
+    EXPECT_EQ(allowed(line, declared), allowed(line + " acc=" + type, {})) << line;
+    EXPECT_NE(allowed(line, declared), allowed(line, {})) << line;
   }
+  // Of a wider storage halves say nothing.
+  EXPECT_EQ(allowed("mlp tp=2 sp=on dtype=f32", halves), allowed("mlp tp=2 sp=on dtype=f32", {}));
+}
+
+// A step keeps masters in the type of its sums: where a subject alone declares that, they are drawn
+// as ever.
+TEST(Truths, OfWhatIsDeclaredAreNotThoseOfTheLineThatSaysIt) {
+  const Registry families = all_families();
+  Truths truths(families);
+  Declared plain, doubles;
+  plain.backward = doubles.backward = false;
+  doubles.accumulates_in_f64 = true;
+  const auto masters = [&](const std::string& text, const Declared& declared) {
+    const Case line = parse(text, families);
+    const Evidence e = plan_case(line, declared, {"forward"}, families);
+    return truths.get(line, e, e.shots[0].feeds[0]).inputs;
+  };
+  const auto drawn = masters("sharded_step dp=2 dtype=f32", plain);
+  const auto same = [](const Whole& a, const Whole& b) { return a.value == b.value; };
+  EXPECT_TRUE(std::ranges::equal(masters("sharded_step dp=2 dtype=f32", doubles), drawn, same));
+  EXPECT_FALSE(
+      std::ranges::equal(masters("sharded_step dp=2 dtype=f32 acc=f64", plain), drawn, same));
 }
 
 // ---- Records
