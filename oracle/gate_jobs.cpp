@@ -19,6 +19,7 @@
 #include "oracle/clock.hpp"
 #include "oracle/comm/door.hpp"
 #include "oracle/comm/rank_loop.hpp"
+#include "oracle/comm/standing.hpp"
 #include "oracle/fields.hpp"
 #include "oracle/interrupt.hpp"
 
@@ -87,11 +88,6 @@ void write_all(int fd, const void* p, size_t n) {
     c += w;
     n -= size_t(w);
   }
-}
-
-std::string signal_name(int signal) {
-  const char* abbreviation = ::sigabbrev_np(signal);
-  return abbreviation ? fmt::format("SIG{}", abbreviation) : fmt::format("signal {}", signal);
 }
 
 struct Running {

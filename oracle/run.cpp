@@ -45,13 +45,11 @@ std::string seen_by_reference(const Case& line) {
   return key;
 }
 
-// What a subject declares of its sums, said by the line: a family counts a bound in units of the
-// type of accumulation, those of the wire included, and is given back the type that it counted in.
-Case as_accumulated(Case line, const Declared& declared) {
-  if (const auto type = type_of_sums(line, declared);
-      type && line.has("acc") && line.text("acc").empty())
-    line.set("acc", name(*type));
-  return line;
+// What a subject declares of its sums, where the line leaves it open: a family counts a bound in
+// units of the type of accumulation, those of the wire included, and is given back the type that it
+// counted in.
+std::optional<DType> type_left_open(const Case& line, const Declared& declared) {
+  return line.has("acc") && line.text("acc").empty() ? type_of_sums(line, declared) : std::nullopt;
 }
 
 // `backward`: gradients are part of it.
@@ -345,8 +343,12 @@ std::shared_ptr<Kept> Truths::of_checks(const Case& line, const Declared& declar
 }
 
 const Truth& Truths::get(const Case& asked, const Evidence& e, const Feed& feed) {
-  Case line = as_accumulated(asked, e.declared);  // as it is read on this feed
-  for (const auto& [key, value] : feed.keys) line.set(key, value);
+  const auto declared = type_left_open(asked, e.declared);
+  std::optional<Case> as_read;  // where it differs on this feed: copies cost as much as a look
+  if (declared || !feed.keys.empty()) as_read = asked;
+  if (declared) as_read->set("acc", name(*declared));
+  for (const auto& [key, value] : feed.keys) as_read->set(key, value);
+  const Case& line = as_read ? *as_read : asked;
   std::string key = truth_key(line, feed, e.declared.backward);
   // Inputs are drawn as the line that was asked says: its sums may be of another type.
   if (line.has("acc") && line.text("acc") != asked.text("acc")) key += "|as declared";

@@ -35,11 +35,6 @@ int64_t grace_ns(double scale) {
   return int64_t(std::clamp(scale * double(second), double(second) / 5, 5. * second) * of_a_core);
 }
 
-std::string signal_name(int signal) {
-  const char* abbreviation = sigabbrev_np(signal);
-  return abbreviation ? fmt::format("SIG{}", abbreviation) : fmt::format("signal {}", signal);
-}
-
 // "SIGSEGV at address 0x0"
 std::string crash_text(int signal, const CrashPage& crash) {
   const bool told = crash.signal.load() == signal && crash.has_address;

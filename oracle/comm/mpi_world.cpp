@@ -112,7 +112,7 @@ class MpiWorld final : public World {
     if (closed_.empty()) return "";
     if (launcher_gone() && launcher_signal_)
       return fmt::format("the launcher '{}' was killed by {}, and {} ended with it",
-                         joined(launcher_, " "), signal_name(launcher_signal_), rank_list(closed_));
+                         joined(launcher_, " "), signal_text(launcher_signal_), rank_list(closed_));
     for (RankLink& l : links_)
       if (l.page && std::ranges::count(closed_, l.hello.rank) && supervisor_has_told(l)) {
         RankOutcome how;
@@ -161,7 +161,7 @@ class MpiWorld final : public World {
       throw Infrastructure(
           fmt::format("the launcher '{}' was killed by {} in the middle of a case, and its ranks "
                       "ended with it; run it again",
-                      joined(launcher_, " "), signal_name(launcher_signal_)));
+                      joined(launcher_, " "), signal_text(launcher_signal_)));
     // Nor for what the harness of a rank could not do.
     for (size_t r = 0; r < all.size(); ++r)
       if (links_[r].harness && all[r].end == RankOutcome::threw)
@@ -332,7 +332,7 @@ class MpiWorld final : public World {
       const auto& page = *reinterpret_cast<const MpiPage*>(bytes);
       if (!page.ended.load()) continue;
       return WIFSIGNALED(page.status)
-                 ? fmt::format("was killed by {}", signal_name(WTERMSIG(page.status)))
+                 ? fmt::format("was killed by {}", signal_text(WTERMSIG(page.status)))
                  : fmt::format("ended with exit code {}", WEXITSTATUS(page.status));
     }
     return "";
@@ -489,16 +489,10 @@ class MpiWorld final : public World {
       o.end = RankOutcome::signalled;
       o.code = WTERMSIG(status);
       const int caught = page.signal.load();
-      o.text = fmt::format("was killed by {}", signal_name(o.code));
+      o.text = fmt::format("was killed by {}", signal_text(o.code));
       if (caught == SIGSEGV || caught == SIGBUS)
         o.text += fmt::format(" at address 0x{:x}", page.address);
     }
-  }
-
-  static std::string signal_name(int s) {
-    const char* abbreviation = ::sigabbrev_np(s);
-    return abbreviation ? fmt::format("signal {} (SIG{})", s, abbreviation)
-                        : fmt::format("signal {}", s);
   }
 
   void release(Released::Cause cause, const std::string& why) {

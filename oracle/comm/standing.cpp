@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 namespace shardproof {
@@ -34,6 +35,17 @@ std::string peers(int rank, const Trace& t) {
 }
 
 }  // namespace
+
+std::string signal_name(int signal) {
+  const char* abbreviation = ::sigabbrev_np(signal);
+  return abbreviation ? fmt::format("SIG{}", abbreviation) : fmt::format("signal {}", signal);
+}
+
+std::string signal_text(int signal) {
+  const bool has_name = ::sigabbrev_np(signal) != nullptr;
+  return has_name ? fmt::format("signal {} ({})", signal, signal_name(signal))
+                  : signal_name(signal);
+}
 
 std::string rank_list(std::span<const int> ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + joined(ranks);

@@ -11,6 +11,9 @@ namespace shardproof {
 std::string rank_list(std::span<const int> ranks);    // "rank 2", "ranks 0, 1, 3"
 std::string member_text(std::span<const int> ranks);  // "{0-3}", "{0,2,4,6}"
 
+std::string signal_name(int signal);  // "SIGKILL"
+std::string signal_text(int signal);  // "signal 9 (SIGKILL)"
+
 // A copy that may be taken while the rank writes: torn at worst in what it says, never in bounds.
 Trace snapshot(const Trace&);
 
