@@ -21,7 +21,8 @@
       each(ActivatedBackward)
 #define SHARDPROOF_NORM_BODIES(each) each(NormForward) each(NormBackward) each(NormParameter)
 #define SHARDPROOF_CLIP_BODIES(each) each(SumOfSquares) each(SquareRoot) each(Clipped)
-#define SHARDPROOF_OPTIMIZER_BODIES(each) each(AdamStep) each(MomentumStep) each(Normalised)
+#define SHARDPROOF_OPTIMIZER_BODIES(each) \
+  each(AdamStep) each(MomentumStep) each(Normalised) each(NotFinite)
 #define SHARDPROOF_EIGHT_BITS_BODIES(each) \
   each(AbsoluteMaximum) each(Scales) each(Quantise) each(Dequantise)
 #define SHARDPROOF_ROTARY_BODIES(each) each(RotaryPairs)

@@ -1,5 +1,5 @@
-// Bodies of an optimizer's step on elements of a shard: of masters, moments and gradients, and of
-// a direction that is scaled by its norm.
+// Bodies of an optimizer's step on elements of a shard: of masters, moments and gradients, of a
+// direction that is scaled by its norm, and of the question whether a step may be taken at all.
 #pragma once
 #include <cmath>
 
@@ -75,6 +75,28 @@ struct Normalised {
   SHARDPROOF_HD void at(int64_t i) const {
     const double norm = std::sqrt(square.load(0));
     y.store(i, x.load(i) / (norm > eps ? norm : eps));
+  }
+};
+
+// found = 1 where an element of x is infinite or no number, else 0.
+struct NotFinite {
+  static constexpr Shape shape = Shape::rows;
+  static constexpr bool wide = true;
+  Tensor x, found;
+  template <class F>
+  void each_tensor(F f) {
+    f(x), f(found);
+  }
+  SHARDPROOF_HD int64_t rows() const { return 1; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t, const Team& team) const {
+    A own = 0;
+    for (int64_t i = team.first(); i < x.elements; i += team.step()) {
+      const A x_i = x.load<A>(i);
+      if (!(x_i - x_i == 0)) own = 1;
+    }
+    own = team.greatest(own);
+    if (team.leads()) found.store(0, own);
   }
 };
 

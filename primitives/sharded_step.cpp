@@ -20,6 +20,7 @@ constexpr size_t parameters_of_a_layer = 3;  // gamma, w, b
 bool is_adam(const Case& line) { return line.text("rule") == "adamw"; }
 bool keeps_masters(const Case& line) { return line.text("master") == "kept"; }
 bool clips(const Case& line) { return !line.text("clip").empty(); }
+bool has_scaler(const Case& line) { return line.text("loss_scale") != "off"; }
 
 bool averages_over(const Case& line, Axis axis) {
   const std::string& how = line.text("reduce");
@@ -38,6 +39,17 @@ std::optional<Rejected> refused_sharded_step(const Case& line) {
       other_axes(line),
       when(clips(line) && line.ranks(Axis::tp) > 1, "tp=1 with clip=", said(line, "tp"),
            "a norm spans what tp cuts, which replicated_clip judges: leave clip out"),
+      when(line.on("overflow") && !has_scaler(line), "loss_scale=16 with overflow=on",
+           said(line, "loss_scale"), "without a scaler nobody asks whether a number is finite"),
+      when(line.on("grows") && !has_scaler(line), "loss_scale=16 with grows=on",
+           said(line, "loss_scale"), "there is no scale that grows"),
+      when(
+          keeps_masters(line) && line.on("overflow"), "master=loaded with overflow=on",
+          said(line, "master"),
+          "of a step that is not taken, parameters that are not their masters would be due as they "
+          "are or as masters make them"),
+      when(clips(line) && line.on("overflow"), "no clip= with overflow=on", said(line, "clip"),
+           "a step that is not taken has no norm: leave clip out"),
       countable("the flat buffer", {ranks, (elements + ranks - 1) / ranks}));
 }
 
@@ -80,6 +92,7 @@ StepTensors::StepTensors(const Case& line, std::span<const View> in, std::span<c
   m = take(in), next_master = take(out), next_m = take(out);
   if (is_adam(line)) v = take(in), next_v = take(out);
   if (clips(line)) norm = take(out);
+  if (has_scaler(line)) next_scale = take(out);
 }
 
 void pack(const std::vector<int64_t>& places, const std::vector<View>& all, const View& flat) {
@@ -103,6 +116,10 @@ PieceTensors part_of(const PieceTensors& own, int64_t first, int64_t count) {
 
 Communicator& group_over(Parallel& p, const std::vector<Axis>& axes) {
   return axes.empty() ? p.rank.along(Axis::cp) : p.rank.along(axes);
+}
+
+std::vector<Axis> axes_of_step(const Case& line) {
+  return with_ranks(line, {Axis::tp, Axis::cp, Axis::dp});
 }
 
 FlatBuffer ShardedStep::flat_of(Parallel& p, const StepTensors& t) const {
@@ -183,10 +200,50 @@ View ShardedStep::reduced_gradient(Parallel& p, const FlatBuffer& f, const StepT
   reduce_copies(p, own, reduction(line, axes_of_shard_copies(line)));
   const View gradient = p.workspace(p.accumulate, {f.count(f.own)});
   convert(own.narrow(0, 0, f.count(f.own)), gradient);
-  const double divisor = left_to_divide(line);
+  const double divisor = left_to_divide(line) * scale_of_loss(line);
   if (divisor != 1) scale(gradient, gradient, 1, divisor);
   return gradient;
 }
+
+// ---- A scaled loss
+
+double ShardedStep::scale_of_loss(const Case& line) const {
+  return has_scaler(line) ? number_of(line, "loss_scale") : 1;
+}
+
+void ShardedStep::find_overflow(Parallel&, const View& gradient, const View& own) {
+  perform(NotFinite{tensor(gradient), tensor(own)}, "a look for what is not finite");
+}
+
+void ShardedStep::agree(Parallel& p, const View& own, const View& all) {
+  const std::vector<Axis> axes = axes_of_step(p.rank.line());
+  if (axes.empty()) return convert(own, all);
+  all_reduce(p.rank, p.rank.along(axes), own, all, Reduce::max);
+}
+
+double ShardedStep::next_scale(const Case& line, bool overflow) const {
+  const double scale = number_of(line, "loss_scale");
+  return overflow ? scale / 2 : line.on("grows") ? scale * 2 : scale;
+}
+
+bool ShardedStep::overflows(Parallel& p, const StepTensors& t, const View& gradient) {
+  const View own = p.workspace(p.accumulate, {1}), all = p.workspace(p.accumulate, {1});
+  find_overflow(p, gradient, own);
+  agree(p, own, all);
+  const bool overflow = downloaded(all)[0] != 0;
+  perform(Fill{tensor(t.next_scale), next_scale(p.rank.line(), overflow)}, "a scale of the loss");
+  return overflow;
+}
+
+void ShardedStep::keep(Parallel&, const FlatBuffer&, const StepTensors& t,
+                       const PieceTensors& own) {
+  convert(own.master, own.next_master);
+  convert(own.m, own.next_m);
+  if (own.v.data) convert(own.v, own.next_v);
+  for (size_t k = 0; k < t.parameters.size(); ++k) convert(t.parameters[k], t.next[k]);
+}
+
+// ---- The norm
 
 void ShardedStep::sum_squares(Parallel& p, const FlatBuffer& f, const View& own,
                               const View& total) {
@@ -280,6 +337,18 @@ void ShardedStep::unpack_parameters(const FlatBuffer& f, const View& flat,
   unpack(f.first, flat, all);
 }
 
+void ShardedStep::spread(Parallel& p, const FlatBuffer& f, const StepTensors& t, const View& own) {
+  const View shard = p.workspace(p.storage, {f.block});
+  set_zero(shard);
+  convert(own, shard.narrow(0, 0, f.count(f.own)));
+  View all = shard;
+  if (f.ranks > 1) {
+    all = p.workspace(p.storage, {f.padded()});
+    gather(p, f, t, shard, all);
+  }
+  unpack_parameters(f, all, t.next);
+}
+
 std::unique_ptr<Saved> ShardedStep::forward(Rank& rank, std::span<const View> inputs,
                                             std::span<const View> outputs) {
   const Case& line = rank.line();
@@ -289,18 +358,13 @@ std::unique_ptr<Saved> ShardedStep::forward(Rank& rank, std::span<const View> in
   const FlatBuffer f = flat_of(p, t);
   PieceTensors own = own_tensors(p, f, t);
   own.gradient = reduced_gradient(p, f, t);
+  if (has_scaler(line) && overflows(p, t, own.gradient)) {
+    keep(p, f, t, own);
+    return std::make_unique<Nothing>();
+  }
   if (clips(line)) own.gradient = clipped(p, f, t, own.gradient);
   update_shard(p, f, own);
-
-  const View shard = p.workspace(p.storage, {f.block});
-  set_zero(shard);
-  convert(own.next_master, shard.narrow(0, 0, f.count(f.own)));
-  View all = shard;
-  if (f.ranks > 1) {
-    all = p.workspace(p.storage, {f.padded()});
-    gather(p, f, t, shard, all);
-  }
-  unpack_parameters(f, all, t.next);
+  spread(p, f, t, own.next_master);
   return std::make_unique<Nothing>();
 }
 

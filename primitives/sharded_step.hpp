@@ -14,6 +14,11 @@
 //              (reduce=mean), or over dp of what is summed over cp (reduce=mean_dp): an average
 //              where it is over all ranks of the call, else the sum, which is divided behind it.
 //              There a mean of microbatches (loss=mean) is divided, too
+//     loss_scale=
+//              the gradient is divided by it. A flag, 1 where an element of the own shard is
+//              infinite or no number: one all-reduce over all ranks, its maximum. Where it is 1,
+//              every tensor stays as it was, the scale is halved, and the step ends here. Else the
+//              scale is doubled where it is due (grows=on)
 //     clip=    squares of the own shard: one all-reduce over the shards; the gradient is scaled to
 //              a norm of at most that
 //     update   masters and moments of the own shard, in the accumulation type: AdamW, or SGD with
@@ -59,7 +64,7 @@ struct StepTensors {
   std::vector<View> parameters, gradients;  // of several microbatches: [microbatches, ..]
   View master, m, v;                        // as they are handed; no data where there is none
   std::vector<View> next;
-  View next_master, next_m, next_v, norm;
+  View next_master, next_m, next_v, norm, next_scale;
 
   StepTensors(const Case&, std::span<const View> inputs, std::span<const View> outputs);
 };
@@ -87,6 +92,7 @@ class ShardedStep : public Kernel {
   // How a call over these axes reduces, and what of a mean is left behind all calls.
   virtual Reduce reduction(const Case&, const std::vector<Axis>&) const;
   virtual double left_to_divide(const Case&) const;
+  virtual double scale_of_loss(const Case&) const;  // that gradients come with
 
   // Tensors of all parameters into the flat buffer, and out of it.
   virtual void pack_gradients(const FlatBuffer&, const std::vector<View>& all, const View& flat);
@@ -96,6 +102,12 @@ class ShardedStep : public Kernel {
   virtual void reduce_copies(Parallel&, const View& shard, Reduce);
   // The reduced gradient of the own elements, in the accumulation type.
   virtual View reduced_gradient(Parallel&, const FlatBuffer&, const StepTensors&);
+  // 1 where a number of the own gradient is not finite; then the greatest of all ranks.
+  virtual void find_overflow(Parallel&, const View& gradient, const View& own);
+  virtual void agree(Parallel&, const View& own, const View& all);
+  virtual double next_scale(const Case&, bool overflow) const;
+  // A step that is not taken.
+  virtual void keep(Parallel&, const FlatBuffer&, const StepTensors&, const PieceTensors& own);
   // The own part of a state that is handed whole.
   virtual View own_state(Parallel&, const FlatBuffer&, const View& whole) const;
   virtual View own_master(Parallel&, const FlatBuffer&, const StepTensors&);
@@ -108,11 +120,16 @@ class ShardedStep : public Kernel {
                       const View& all);
 
   PieceTensors own_tensors(Parallel&, const FlatBuffer&, const StepTensors&);
+  // Whether any rank has met one, of which the scale is told.
+  bool overflows(Parallel&, const StepTensors&, const View& gradient);
+  // Masters of the own shard, or what is in their place, to the parameters of every rank.
+  void spread(Parallel&, const FlatBuffer&, const StepTensors&, const View& own);
   View own_shard_of_parameters(Parallel&, const FlatBuffer&, const StepTensors&);  // stored [block]
 };
 
 // Of one rank where there are no axes.
 Communicator& group_over(Parallel&, const std::vector<Axis>&);
+std::vector<Axis> axes_of_step(const Case&);  // all that have ranks, fastest first
 int64_t microbatches_of(const Case&);
 // Gradients of one microbatch.
 std::vector<View> gradients_of(const StepTensors&, int64_t microbatches, int64_t which);

@@ -4,6 +4,7 @@
 // the same parameters.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "fixtures/fills.hpp"
@@ -32,6 +33,9 @@ bool adamw(const Case& c) { return c.text("rule") == "adamw"; }
 bool clips(const Case& c) { return !c.text("clip").empty(); }
 int64_t microbatches(const Case& c) { return c.at("microbatches"); }
 bool keeps_masters(const Case& c) { return c.text("master") == "kept"; }
+bool scales(const Case& c) { return c.text("loss_scale") != "off"; }
+double scale_of_loss(const Case& c) { return scales(c) ? reading::number(c, "loss_scale") : 1; }
+bool overflows(const Case& c) { return c.on("overflow"); }
 using reading::with_ranks;
 
 std::vector<Axis> cut_over(const Case& c) {
@@ -108,12 +112,28 @@ std::vector<int64_t> gradient_shape(const Case& c, const Parameter& p) {
   return shape;
 }
 
+// The element that is infinite under overflow=on: the last of b in the last microbatch, on the
+// first rank of dp and cp and the last of tp. It lies in the shard of another rank, where there is
+// one.
+int64_t infinite_element(const Case& c, const Operand& gradient) {
+  const Mesh mesh = c.mesh();
+  for (int rank = 0; rank < mesh.world(); ++rank)
+    if (mesh.coordinate(rank, Axis::dp) == 0 && mesh.coordinate(rank, Axis::cp) == 0 &&
+        mesh.coordinate(rank, Axis::tp) == mesh.size(Axis::tp) - 1)
+      return whole_indices(gradient.shape, gradient.layout, mesh, rank).back();
+  return -1;
+}
+
 std::vector<Operand> operands(const Case& c) {
   std::vector<Operand> list;
   for (const Parameter& p : parameters(c))
     list.push_back({p.name, Operand::input, p.shape, on_every_rank(I())});
   for (const Parameter& p : parameters(c))
     list.push_back({"g_" + p.name, Operand::input, gradient_shape(c, p), on_every_rank(P())});
+  if (overflows(c))
+    list.back().factor = [at = infinite_element(c, list.back())](int64_t i) {
+      return i == at ? std::numeric_limits<double>::infinity() : 1;
+    };
   std::vector<std::string> states{"m"};
   if (keeps_masters(c)) states.insert(states.begin(), "master");
   if (adamw(c)) states.push_back("v");
@@ -133,12 +153,18 @@ std::vector<Operand> operands(const Case& c) {
     list.push_back({"norm", Operand::output, {1}, on_every_rank(I())});
     list.back().fixed_dtype = true, list.back().dtype_override = accumulation_of(c);
   }
+  if (scales(c)) {  // one of all ranks, those of tp included
+    Layout everywhere = on_every_rank(I());
+    everywhere.push_back({Axis::tp, I()});
+    list.push_back({"next_scale", Operand::output, {1}, everywhere});
+    list.back().fixed_dtype = true, list.back().dtype_override = accumulation_of(c);
+  }
   return list;
 }
 
 // Values of one rank of tp by operand, and what its gradients have in magnitude.
 struct Given {
-  Values master, m, v, gradient, magnitude;
+  Values parameters, master, m, v, gradient, magnitude;
 };
 
 const Whole& named(const Case& c, std::span<const Whole> in, const std::string& name) {
@@ -175,31 +201,52 @@ Given given(const Case& c, std::span<const Whole> in, size_t stack) {
       append_sums(to, denoted(o, o.layout, c.mesh(), parts), stack, count, microbatches(c));
     };
     sums(g, of.gradient), sums(absolute(g), of.magnitude);
-    if (!keeps_masters(c)) append(of.master, named(c, in, p.name), stack, count);
+    append(of.parameters, named(c, in, p.name), stack, count);
   }
-  if (keeps_masters(c)) state("master", of.master);
+  if (keeps_masters(c))
+    state("master", of.master);
+  else
+    of.master = of.parameters;
   state("m", of.m);
   if (adamw(c)) state("v", of.v);
   return of;
 }
 
 struct Results {
+  Uncertain parameters;
   reference::Step step;
-  Uncertain norm;
+  Uncertain norm, scale;
 };
 
-Results results(const Case& c, const Given& of) {
+bool infinite(const Values& gradient) {
+  return !std::all_of(gradient.begin(), gradient.end(), [](double g) { return std::isfinite(g); });
+}
+
+// `skipped`: on some rank a gradient is not finite, and all of them leave everything as it is.
+Results results(const Case& c, const Given& of, bool skipped) {
+  const double loss_scale = scale_of_loss(c);
+  const auto with_scale = [&](double factor) {
+    return reference::certain(Values{loss_scale * factor});
+  };
+  if (skipped)
+    return {reference::certain(of.parameters),
+            {reference::certain(of.master), reference::certain(of.m), reference::certain(of.v)},
+            {},
+            with_scale(0.5)};
   const reference::Rounding r =
       rounding_of(c, precision_of(c, Declared{}), ranks_with_gradients(c));
-  Uncertain g = reference::sum_of_parts(
-      of.gradient, of.magnitude,
-      {double(ranks_with_gradients(c)), double(microbatches(c)), 1 / double(averaged(c))}, r);
+  Uncertain g = reference::sum_of_parts(of.gradient, of.magnitude,
+                                        {double(ranks_with_gradients(c)), double(microbatches(c)),
+                                         1 / (double(averaged(c)) * loss_scale)},
+                                        r);
   Results out;
+  out.scale = with_scale(c.on("grows") ? 2 : 1);
   if (clips(c)) {
     out.norm = reference::norm_of(g, elements(c) + ranks_of(c, cut_over(c)), r.accumulate);
     g = reference::clipped(g, out.norm, reading::number(c, "clip"), r.accumulate);
   }
   out.step = reference::step(rule(c), of.master, of.m, of.v, g, matrices(c), r.accumulate);
+  out.parameters = out.step.master;
   return out;
 }
 
@@ -215,12 +262,13 @@ std::vector<Uncertain> outputs(const Case& c, const Results& r) {
   std::vector<Uncertain> list;
   int64_t at = 0;
   for (const Parameter& p : parameters(c)) {
-    list.push_back(slice(r.step.master, at, product(p.shape)));
+    list.push_back(slice(r.parameters, at, product(p.shape)));
     at += product(p.shape);
   }
   list.push_back(r.step.master), list.push_back(r.step.m);
   if (adamw(c)) list.push_back(r.step.v);
   if (clips(c)) list.push_back(r.norm);
+  if (scales(c)) list.push_back(r.scale);
   return list;
 }
 
@@ -230,9 +278,16 @@ std::vector<Whole> forward(const Case& c, std::span<const Whole> in, std::vector
   for (const Operand& o : operands(c))
     if (o.role == Operand::output) out.push_back({denoted_shape(o.shape, o.layout, c.mesh()), {}});
   all.resize(out.size());
-  for (size_t stack = 0; stack < size_t(c.ranks(Axis::tp)); ++stack) {
-    const auto own = outputs(c, results(c, given(c, in, stack)));
+  std::vector<Given> by_tp;
+  for (size_t stack = 0; stack < size_t(c.ranks(Axis::tp)); ++stack)
+    by_tp.push_back(given(c, in, stack));
+  const bool skipped = scales(c) && std::any_of(by_tp.begin(), by_tp.end(), [](const Given& of) {
+                         return infinite(of.gradient);
+                       });
+  for (const Given& of : by_tp) {
+    const auto own = outputs(c, results(c, of, skipped));
     for (size_t i = 0; i < out.size(); ++i) {
+      if (int64_t(out[i].value.size()) == product(out[i].shape)) continue;  // one of all of tp
       out[i].value.insert(out[i].value.end(), own[i].value.begin(), own[i].value.end());
       all[i].error.insert(all[i].error.end(), own[i].error.begin(), own[i].error.end());
     }
@@ -266,15 +321,20 @@ std::vector<Traffic> traffic(const Case& c, const std::string&, int) {
   add(cut_over(c), Op::reduce_scatter, own * ranks_of(c, cut_over(c)), wire_of(c),
       reduction(c, cut_over(c)));
   add(copied_over(c), Op::all_reduce, own, wire_of(c), reduction(c, copied_over(c)));
+  if (scales(c))
+    add(with_ranks(c, {Axis::tp, Axis::cp, Axis::dp}), Op::all_reduce, 1, accumulation_of(c),
+        Reduce::max);
+  if (overflows(c)) return due;
   if (clips(c)) add(cut_over(c), Op::all_reduce, 1, accumulation_of(c), Reduce::sum);
   add(cut_over(c), Op::all_gather, own, c.dtype(), Reduce::none);
   return due;
 }
 
-// Every result of SGD is a multiple of lr decay, and of a share of that where a mean is taken: of
-// so many of them at most. AdamW and a norm take roots.
+// Every result of SGD is a multiple of lr decay, and of a share of that where a mean is taken or a
+// scaled loss is unscaled: of so many of them at most. AdamW and a norm take roots.
 std::optional<int64_t> integer_range(const Case& c) {
-  const int64_t parts = ranks_with_gradients(c) * microbatches(c), mean = averaged(c);
+  const int64_t parts = ranks_with_gradients(c) * microbatches(c),
+                mean = averaged(c) * int64_t(scale_of_loss(c));
   if (adamw(c) || clips(c) || (mean & (mean - 1)) != 0) return std::nullopt;
   const double decay = reading::number(c, "decay");
   const int64_t lr = std::llround(1 / reading::number(c, "lr")),
@@ -304,6 +364,16 @@ std::vector<Key> keys() {
              "kept: masters are handed in; loaded: they begin as the parameters"),
       choice("state", "shards", {"shards", "whole"},
              "masters and moments are handed as own shards, or whole and cut by the subject"),
+      step_keys::chosen("loss_scale", "off", {"off", "16", "1024"},
+                        "gradients are of the loss times this, and are divided by it behind their "
+                        "sum; off: there is no scaler, and nobody asks whether they are finite",
+                        step_keys::powers_of_two),
+      choice(
+          "overflow", "off", {"off", "on"},
+          "on: an element of one rank's gradient is infinite. No rank takes the step or gathers, "
+          "all of them halve the scale"),
+      choice("grows", "off", {"off", "on"},
+             "on: the scale is doubled behind this step, where it is taken"),
       positive("clip", "", "gradients are scaled down to this norm; left out: they are not"),
       step_keys::step_size(),
       step_keys::decay("weight decay of matrices; vectors have none"),
@@ -319,12 +389,12 @@ std::vector<std::string> at_all_ranks() {
 }
 
 std::vector<std::string> cases(const std::string& tier) {
-  const auto smoke =
-      crossed({"sharded_step"},
-              {"dp=2", "dp=4 rule=sgd fill=integers", "dp=4 dtype=bf16 wire=f32 clip=1",
-               "dp=2 cp=2 reduce=mean rule=sgd fill=integers",
-               "dp=2 cp=2 shard=cp master=loaded dtype=bf16", "dp=2 state=whole",
-               "dp=2 cp=2 reduce=mean_dp microbatches=2 loss=mean rule=sgd fill=integers"});
+  const auto smoke = crossed(
+      {"sharded_step"}, {"dp=2", "dp=4 rule=sgd fill=integers", "dp=4 dtype=bf16 wire=f32 clip=1",
+                         "dp=2 cp=2 reduce=mean rule=sgd fill=integers",
+                         "dp=2 cp=2 shard=cp master=loaded dtype=bf16", "dp=2 state=whole",
+                         "dp=2 cp=2 reduce=mean_dp microbatches=2 loss=mean rule=sgd fill=integers",
+                         "dp=4 loss_scale=16 overflow=on master=loaded"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> some{"sharded_step dp=2", "sharded_step dp=4",
                                       "sharded_step dp=2 cp=2 shard=cp"};
@@ -347,6 +417,20 @@ std::vector<std::string> cases(const std::string& tier) {
         "sharded_step dp=3 reduce=mean_dp microbatches=2 loss=mean clip=1 dtype=f32",
         "sharded_step cp=2 reduce=mean_dp microbatches=4 dtype=bf16 wire=f32",
         "sharded_step microbatches=2 rule=sgd fill=integers strides=transposed"},
+       crossed({"sharded_step dp=2", "sharded_step dp=4 cp=2", "sharded_step dp=2 cp=2 shard=cp",
+                "sharded_step tp=2 dp=2"},
+               {"loss_scale=16 overflow=on master=loaded", "loss_scale=16 rule=sgd fill=integers",
+                "loss_scale=1024 dtype=f16 wire=f32 grows=on",
+                "loss_scale=16 overflow=on dtype=f16 master=loaded microbatches=2"}),
+       {"sharded_step dp=4 loss_scale=1024 clip=1 dtype=f32",
+        "sharded_step dp=3 loss_scale=1024 reduce=mean microbatches=2 loss=mean dtype=bf16 "
+        "wire=f32",
+        "sharded_step loss_scale=16 overflow=on master=loaded grows=on",
+        "sharded_step dp=8 rows=1 hidden=1 loss_scale=16 overflow=on master=loaded rule=sgd "
+        "fill=integers",
+        "sharded_step dp=2 cp=2 order=dp,cp state=whole loss_scale=16 overflow=on master=loaded "
+        "grows=on",
+        "sharded_step tp=2 cp=2 loss_scale=16 overflow=on master=loaded rule=sgd dtype=bf16"},
        // 8, 5, 3 and 153 elements over 8 ranks: one each, ranks without any, one beyond a multiple.
        crossed({"sharded_step dp=8", "sharded_step dp=4 cp=2"},
                {"rows=2 hidden=2", "rows=1 hidden=2", "rows=1 hidden=1 rule=sgd fill=integers",
@@ -381,7 +465,13 @@ Contract sharded_step() {
   c.traffic = traffic;
   c.integer_range = integer_range;
   c.cases = cases;
-  c.illegal = {"sharded_step dp=2 ep=2", "sharded_step dp=2 pp=2", "sharded_step tp=2 dp=2 clip=1"};
+  c.illegal = {"sharded_step dp=2 ep=2",
+               "sharded_step dp=2 pp=2",
+               "sharded_step tp=2 dp=2 clip=1",
+               "sharded_step dp=2 overflow=on",
+               "sharded_step dp=2 grows=on",
+               "sharded_step dp=2 loss_scale=16 overflow=on master=loaded clip=1",
+               "sharded_step dp=2 loss_scale=16 overflow=on"};
   c.witnesses = {"sharded_step dp=2 clip=1", "sharded_step dp=3 clip=1",
                  "sharded_step dp=4 clip=1 seed=2", "sharded_step dp=2 cp=2 clip=1 seed=2",
                  "sharded_step dp=2 cp=2 shard=cp clip=1"};

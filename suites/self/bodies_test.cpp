@@ -108,6 +108,22 @@ TEST(Columns, AreSummedFromTheFirstRowToTheLast) {
 
 // More keys than a tile, in descending order of score and ascending: the running maximum changes in
 // every tile or in none. Scores are 0 or log 2: l = 2 a + b counts them, exactly in shape.
+TEST(Optimizer, FindsWhatIsNotFiniteWhereverItIs) {
+  for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (size_t at = 0; at < 5; ++at)
+      for (const double met : {double(INFINITY), double(-INFINITY), double(NAN), 6e4, 0.0}) {
+        std::vector<double> values(5, -1.0);
+        values[at] = met;
+        const Buffer x(type, {5}), found(DType::f32, {1});
+        fill_from(x.view(), values);
+        perform(NotFinite{tensor(x.view()), tensor(found.view())}, "a look");
+        EXPECT_EQ(to_doubles(found.view())[0], std::isfinite(met) ? 0 : 1) << met << " at " << at;
+      }
+  const Buffer none(DType::f32, {0}), found(DType::f32, {1});
+  perform(NotFinite{tensor(none.view()), tensor(found.view())}, "a look");
+  EXPECT_EQ(to_doubles(found.view())[0], 0);
+}
+
 TEST(Attention, TilesMergeInAnyOrder) {
   constexpr int64_t keys = 12 * 16 + 5;
   double q = 1, m, l, a;

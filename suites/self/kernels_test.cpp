@@ -9,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "primitives/bodies.hpp"
@@ -223,6 +224,13 @@ void example(Pool& p, const Variant& v, AdamStep& b) {
        p.unwritten(v.number(), {v.rows, v.columns}),
        step_numbers(),
        v.wide};
+}
+void example(Pool& p, const Variant& v, NotFinite& b) {
+  const int64_t last = v.rows * v.columns - 1;
+  b = {p.tensor(
+           v.number(), {v.rows, v.columns},
+           [last](int64_t i) { return i == last ? std::numeric_limits<double>::infinity() : i; }),
+       p.unwritten(v.number(), {})};
 }
 void example(Pool& p, const Variant& v, MomentumStep& b) {
   b = {p.tensor(v.number(), {v.rows, v.columns}, integers(1)),

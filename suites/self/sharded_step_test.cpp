@@ -17,6 +17,7 @@
 namespace shardproof {
 
 void family_sharded_step(Registry&);
+void controls_scaled_step(Registry&);
 void controls_sharded_step(Registry&);
 
 namespace {
@@ -33,6 +34,7 @@ const Registry& family() {
   static const Registry registry = [] {
     Registry r;
     family_sharded_step(r);
+    controls_scaled_step(r);
     controls_sharded_step(r);
     return r;
   }();
@@ -336,6 +338,19 @@ TEST(StepTraffic, MovesTheFlatBufferWithItsPadding) {
             (Calls{"reduce_scatter sum cp 48 f64", "all_gather none cp 12 f64"}));
 }
 
+// The flag of a scaled loss goes to all ranks, those of tp included; what it stops moves nothing.
+TEST(StepTraffic, AsksAllRanksWhetherAGradientIsFinite) {
+  using Calls = std::vector<std::string>;
+  EXPECT_EQ(calls("dp=4 loss_scale=16 clip=1 dtype=bf16"),
+            (Calls{"reduce_scatter sum dp 48 bf16", "all_reduce max dp 1 f32",
+                   "all_reduce sum dp 1 f32", "all_gather none dp 12 bf16"}));
+  EXPECT_EQ(calls("tp=2 cp=2 dp=2 shard=cp loss_scale=16 overflow=on master=loaded"),
+            (Calls{"reduce_scatter sum cp 48 f64", "all_reduce sum dp 24 f64",
+                   "all_reduce max tp,cp,dp 1 f64"}));
+  EXPECT_EQ(calls("tp=2 loss_scale=16"), Calls{"all_reduce max tp 1 f64"});
+  EXPECT_EQ(calls("loss_scale=16 overflow=on master=loaded"), Calls{});
+}
+
 // ---- Refusals and ranges
 
 TEST(StepRefusals, EveryIllegalLineIsRefusedAndNoCaseIs) {
@@ -354,7 +369,17 @@ TEST(StepRefusals, SayWhatIsWrong) {
   // 46339 (46339 + 1) + 46339 elements are below 2^31 - 1; 46340 of each are not.
   EXPECT_EQ(refusal("dp=2 rows=46339 hidden=46339"), "");
   EXPECT_NE(refusal("dp=2 rows=46340 hidden=46340").find("elements"), std::string::npos);
-  for (const char* words : {"clip=0", "clip=-1", "clip=1x", "eps=0", "eps=inf", "lr=0.1", "step=0"})
+  EXPECT_NE(refusal("dp=2 overflow=on").find("loss_scale=16 with overflow=on"), std::string::npos);
+  EXPECT_NE(refusal("dp=2 grows=on").find("loss_scale=16 with grows=on"), std::string::npos);
+  EXPECT_NE(refusal("dp=2 loss_scale=16 overflow=on master=loaded clip=1")
+                .find("no clip= with overflow=on"),
+            std::string::npos);
+  EXPECT_NE(refusal("dp=2 loss_scale=16 overflow=on").find("master=loaded with overflow=on"),
+            std::string::npos);
+  EXPECT_EQ(refusal("tp=2 dp=2 loss_scale=16 overflow=on master=loaded grows=on"), "");
+  EXPECT_EQ(refusal("dp=2 loss_scale=16 clip=1"), "");
+  for (const char* words : {"loss_scale=3", "loss_scale=0", "overflow=yes", "clip=0", "clip=-1",
+                            "clip=1x", "eps=0", "eps=inf", "lr=0.1", "step=0"})
     EXPECT_THROW(line_of(words), BadInput) << words;
 }
 
@@ -374,6 +399,8 @@ TEST(StepRanges, KeepSgdExact) {
             2048 / (2 * (32 + 1 + 2) + 4 * 8));
   EXPECT_EQ(range("rule=sgd dtype=f16 dp=2 cp=2 reduce=mean_dp microbatches=2 loss=mean"),
             2048 / (4 * (32 + 1 + 2) + 4 * 8));
+  // A loss that was scaled by 16 leaves sixteenths.
+  EXPECT_EQ(range("rule=sgd dtype=f16 dp=2 loss_scale=16"), 2048 / (16 * (32 + 1 + 2) + 4 * 2));
   EXPECT_EQ(range("rule=sgd dp=2 microbatches=3 loss=mean"), std::nullopt);
   EXPECT_EQ(range("rule=sgd dp=3 reduce=mean"), std::nullopt);
   EXPECT_EQ(range("rule=sgd dp=2 clip=1"), std::nullopt);
@@ -450,6 +477,97 @@ TEST(StepReference, SpendsTheShareThatALineAsksFor) {
     const auto out = contract().forward(line, in, nullptr);
     EXPECT_EQ(out.at(1).value, Doubles{-255 * a.share}) << a.words;
     EXPECT_EQ(out.at(0).value, Doubles{0}) << a.words;
+  }
+}
+
+std::vector<Whole> counted(const Case& line) {
+  std::vector<Whole> in;
+  double next = 1;
+  for (const Operand& o : contract().operands(line)) {
+    if (o.role != Operand::input) continue;
+    in.push_back({whole_shape(o.shape, o.layout, line.mesh()), {}});
+    for (int64_t i = product(in.back().shape); i > 0; --i) in.back().value.push_back(next++);
+  }
+  return in;
+}
+
+// 4 of a microbatch on each of 2 ranks are a gradient of 8 / 16; x = m = 0 and no decay.
+TEST(StepReference, DividesByTheScaleOfTheLoss) {
+  for (const bool grows : {false, true}) {
+    const Case line = line_of(std::string("dp=2 rows=1 hidden=1 rule=sgd master=loaded lr=1 "
+                                          "decay=0 loss_scale=16 grows=") +
+                              (grows ? "on" : "off"));
+    std::vector<Whole> in = counted(line);
+    for (Whole& w : in) std::fill(w.value.begin(), w.value.end(), w.shape.size() > 1 ? 4 : 0);
+    const auto out = contract().forward(line, in, nullptr);
+    EXPECT_EQ(out.at(0).value, Doubles{-0.5});
+    EXPECT_EQ(out.back().value, Doubles{grows ? 32.0 : 16.0});
+  }
+}
+
+// Whatever is not finite, in whichever gradient of whichever rank: all that goes in comes out, and
+// half of the scale.
+TEST(StepReference, LeavesEverythingAsItIsWhereAGradientIsNotFinite) {
+  const Case line = line_of("tp=2 dp=2 rows=2 hidden=3 loss_scale=1024 grows=on");
+  enum { gamma, w, b, g_gamma, g_w, g_b, master, m, v };
+  for (const size_t gradient : {g_gamma, g_w, g_b})
+    for (const double met : {double(INFINITY), double(-INFINITY), double(NAN)})
+      for (const size_t at : {0, 1}) {
+        std::vector<Whole> in = counted(line);
+        Doubles& values = in.at(gradient).value;
+        values.at(at * (values.size() - 1)) = met;
+        std::vector<Gauge> gauges;
+        const auto out = contract().forward(line, in, &gauges);
+        ASSERT_EQ(out.size(), 7u);
+        const size_t from[] = {gamma, w, b, master, m, v};
+        for (size_t i = 0; i < 6; ++i) EXPECT_EQ(out[i].value, in[from[i]].value) << i;
+        EXPECT_EQ(out[6].value, Doubles{512});
+        EXPECT_EQ(gauges.size(), 7u);
+      }
+  // Beyond every float, and finite.
+  std::vector<Whole> in = counted(line);
+  in.at(g_w).value.at(0) = 1e300;
+  EXPECT_EQ(contract().forward(line, in, nullptr).back().value, Doubles{2048});
+}
+
+// One element of one rank, whatever the mesh: the last of b on the first rank of dp and cp and the
+// last of tp.
+TEST(StepOperands, OneElementIsInfinite) {
+  for (const char* words : {"", "dp=3", "tp=2 cp=2 dp=2", "tp=2 cp=2 dp=2 order=dp,cp,tp",
+                            "dp=2 microbatches=3", "cp=2 shard=cp microbatches=2"}) {
+    const Case line = line_of(std::string(words) + " loss_scale=16 overflow=on master=loaded");
+    const Mesh mesh = line.mesh();
+    int met = 0;
+    for (const Operand& o : contract().operands(line)) {
+      EXPECT_EQ(bool(o.factor), o.name == "g_b") << o.name;
+      if (!o.factor) continue;
+      for (int rank = 0; rank < mesh.world(); ++rank) {
+        const Rows places = whole_indices(o.shape, o.layout, mesh, rank);
+        for (size_t i = 0; i < places.size(); ++i) {
+          if (o.factor(places[i]) == 1) continue;
+          EXPECT_EQ(o.factor(places[i]), INFINITY);
+          EXPECT_EQ(i, places.size() - 1) << words;
+          EXPECT_EQ(mesh.coordinate(rank, Axis::dp) + mesh.coordinate(rank, Axis::cp), 0) << words;
+          EXPECT_EQ(mesh.coordinate(rank, Axis::tp), line.ranks(Axis::tp) - 1) << words;
+          ++met;
+        }
+      }
+    }
+    EXPECT_EQ(met, 1) << words;
+  }
+}
+
+// Rank 3 alone owns the element, rank 0 alone was given it, and all of them keep what they have.
+TEST(StepOnRanks, NoneTakesAStepThatOverflows) {
+  const Judged j = run("dp=4 loss_scale=16 overflow=on master=loaded grows=on",
+                       {"forward", "replica", "ledger"});
+  ASSERT_TRUE(j.completed);
+  for (const CheckResult& c : j.result.checks) EXPECT_EQ(c.verdict, Verdict::passed) << c.check;
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(output(j, rank, "next_scale"), Doubles{8}) << rank;
+    for (const char* name : {"next_gamma", "next_w", "next_b", "next_master", "next_m", "next_v"})
+      for (const double x : output(j, rank, name)) EXPECT_TRUE(std::isfinite(x)) << name;
+    EXPECT_EQ(j.evidence.ranks[size_t(rank)].shots.at(0).ledger.size(), 2u) << rank;
   }
 }
 
