@@ -270,6 +270,11 @@ TEST(Forward, PartsMayBeLargerThanTheirSum) {
   EXPECT_NEAR(passed.bound, 2 * 0x1p-53 * 0x1p21, 1e-3 * 0x1p-31);
   play.set(0, false, 5, play.get(0, false, 5) + 0x1p-30);
   EXPECT_EQ(play.judge_again("forward").verdict, Verdict::failed);
+  // Whole numbers lose nothing in that sum.
+  Play exact(contract({4, 6}, on_tp(I()), on_tp(P())), "tp=2", apart, same());
+  EXPECT_EQ(exact.judge("forward").verdict, Verdict::passed);
+  exact.set(0, false, 5, exact.get(0, false, 5) + 0x1p-32);
+  EXPECT_EQ(exact.judge_again("forward").verdict, Verdict::failed);
 }
 
 TEST(Forward, VaryingAxesAreJudgedApart) {
@@ -317,6 +322,11 @@ TEST(Forward, AShotThatEndedEarlyNamesTheRankThatEndedIt) {
     EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{0, 2}));
     EXPECT_FALSE(r.findings[0].numeric);
   }
+  // Of several the first.
+  play->e.ranks[1].shots[0].status = ShotRecord::threw;
+  play->e.ranks[1].shots[0].text = "no file";
+  EXPECT_EQ(play->judge_again("forward").findings.at(0).message,
+            "did not complete 'base': rank 1 threw: no file");
 }
 
 TEST(Gradient, HealthyAndPlanted) {
@@ -1125,6 +1135,10 @@ TEST(Replica, GroupsOfAnotherAxisDoNotCount) {
   const CheckResult r = play.judge_again("replica");
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_EQ(r.findings[0].where.rfind("y[dp=1]", 0), 0u) << r.findings[0].where;
+  play.set(0, false, 0, 77777);  // of two groups one finding
+  const auto both = play.judge_again("replica").findings;
+  ASSERT_EQ(both.size(), 1u);
+  EXPECT_EQ(both[0].ranks, (std::vector<int>{1, 3}));  // of two copies the second is told
 }
 
 // Both ends of three ranks hold a copy: they are compared, and a pairing counts each half.
@@ -1348,9 +1362,52 @@ TEST(Ledger, PeersOfAShift) {
   };
   turn(1);
   EXPECT_EQ(play.judge_again("ledger").verdict, Verdict::passed);
+  const auto parts_at = [&] {
+    const CheckResult r = play.judge_again("ledger");
+    EXPECT_NE(r.findings.at(0).message.find("another peers"), std::string::npos);
+    return r.findings.at(0).ranks;
+  };
   turn(-1);
-  EXPECT_NE(play.judge_again("ledger").findings.at(0).message.find("another peers"),
-            std::string::npos);
+  EXPECT_EQ(parts_at(), (std::vector<int>{0, 1, 2, 3}));
+  // One of both is enough.
+  turn(1);
+  play.e.ranks[2].shots[0].ledger[0].to = 1;
+  EXPECT_EQ(parts_at(), std::vector<int>{2});
+  turn(1);
+  play.e.ranks[3].shots[0].ledger[0].from = 0;
+  EXPECT_EQ(parts_at(), std::vector<int>{3});
+}
+
+// Of 12 elements each three come and one goes back in between: at the end 24 wait.
+TEST(Ledger, WhatWaitsForAnAnswerIsAtMostWhatIsDue) {
+  const std::vector<int> hops{1, -1, 1, 1};
+  for (const int64_t most : {24, 23}) {
+    Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+    c.traffic = [=](const Case&, const std::string&, int) {
+      std::vector<Traffic> due;
+      for (int hop : hops)
+        due.push_back({Op::shift, Reduce::none, "tp", false, 12, DType::f64, hop, -1});
+      return due;
+    };
+    c.unanswered = [=](const Case&, int) { return Unanswered{"tp", 1, most, "too many"}; };
+    Play play(std::move(c), "tp=2", same(), same());
+    play.run("ledger");
+    for (int r : {0, 1})
+      for (int hop : hops) {
+        auto& calls = play.e.ranks[size_t(r)].shots[0].ledger;
+        LedgerEntry e = made(r);
+        e.op = Op::shift, e.reduce = Reduce::none, e.count = 12, e.hop = hop;
+        e.to = e.from = 1 - r, e.number = int(calls.size()) + 1;
+        calls.push_back(e);
+      }
+    const CheckResult r = play.judge_again("ledger");
+    ASSERT_EQ(r.verdict, most == 24 ? Verdict::passed : Verdict::failed);
+    if (most == 24) continue;
+    EXPECT_EQ(r.findings[0].means, "too many");
+    EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{0, 1}));
+    EXPECT_NE(r.findings[0].message.find("at most 23 elements"), std::string::npos);
+    EXPECT_NE(r.findings[0].message.find("met 24 behind"), std::string::npos);
+  }
 }
 
 // Backward through a pipeline the first rank has nobody to send to: three payloads of 192 B travel.
@@ -1455,6 +1512,20 @@ TEST(Lockstep, ARankThatThrewExplainsWhyTheOthersWaited) {
             std::string::npos);
 }
 
+// A case out of time is nobody's fault, unless one of its shots says more.
+TEST(Lockstep, AMismatchBesideAShotOutOfTimeIsAFailure) {
+  auto play = reduce(2);
+  play->run("repeat");
+  const auto release = [&](size_t rank, size_t shot, Released::Cause cause, const char* text) {
+    ShotRecord& record = play->e.ranks[rank].shots[shot];
+    record.status = ShotRecord::released, record.cause = cause, record.text = text;
+  };
+  for (size_t rank : {0, 1}) release(rank, 2, Released::overdue, "released by overdue: 0.6 s");
+  EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::hung);
+  for (size_t rank : {0, 1}) release(rank, 1, Released::mismatch, "rank 1 calls all_gather");
+  EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::failed);
+}
+
 TEST(Lockstep, RecordedListsAreComparedWithinAGroup) {
   auto play = with_traffic({});
   EXPECT_EQ(play->judge_again("lockstep").verdict, Verdict::passed);
@@ -1555,9 +1626,12 @@ TEST(Repeat, NamesTheRanksThatHoldTheElement) {
   copies->run("repeat");
   for (int r : {1, 3}) copies->set(r, false, 5, copies->get(r, false, 5, again) + 1, again);
   copies->set(0, false, 6, copies->get(0, false, 6, again) + 0.5, again);
-  const Finding copy = copies->judge_again("repeat").findings.at(0);
+  Finding copy = copies->judge_again("repeat").findings.at(0);
   EXPECT_EQ(copy.ranks, (std::vector<int>{0, 1, 3}));
   EXPECT_EQ(copy.holders, (std::vector<int>{1, 3}));
+  copies->set(0, false, 5, copies->get(1, false, 5, again), again);
+  copy = copies->judge_again("repeat").findings.at(0);
+  EXPECT_EQ(copy.holders, (std::vector<int>{0, 1, 3}));
 }
 
 TEST(Repeat, OneUlpUnderDelays) {
@@ -2078,6 +2152,16 @@ TEST(Mask, ASoftmaxThatSubtractsNoMaximumOverflows) {
     EXPECT_EQ(r.findings[0].means,
               "the softmax overflows or loses a block: subtract the running maximum");
   }
+}
+
+// The last key of the sequence scores -c: exp(2c) of the others is beyond f64.
+TEST(Mask, ASoftmaxThatSubtractsTheLastScoreOverflows) {
+  const CheckResult r =
+      attended("mask", [](int64_t query, const Numbers& scores, const Numbers& values) {
+        return query == 5 ? Attended{} : softmax(scores, values, scores[4]);
+      });
+  ASSERT_EQ(r.verdict, Verdict::failed);
+  EXPECT_NE(r.findings[0].message.find("with scores of +c and -c"), std::string::npos);
 }
 
 TEST(Coverage, EachPairOnceIsDue) {
