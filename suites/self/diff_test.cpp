@@ -191,6 +191,12 @@ TEST_F(Diff, OtherBytesInAsManyCallsAreSaid) {
   b.checks = {check("c tp=2", "forward", "passed", "null", "4, 1024")};
   EXPECT_EQ(told(diff(a, b).changed),
             (Texts{"traffic | c tp=2 | 4 calls, 512 bytes -> 4 calls, 1024 bytes"}));
+  // The largest change first, whichever way it goes.
+  a.checks.push_back(check("c tp=4", "forward", "passed", "null", "4, 4096"));
+  b.checks.push_back(check("c tp=4", "forward", "passed", "null", "4, 512"));
+  EXPECT_EQ(told(diff(a, b).changed),
+            (Texts{"traffic | c tp=4 | 4 calls, 4096 bytes -> 4 calls, 512 bytes",
+                   "traffic | c tp=2 | 4 calls, 512 bytes -> 4 calls, 1024 bytes"}));
 }
 
 TEST_F(Diff, MarginsThatFellToAThird) {
@@ -247,6 +253,10 @@ TEST_F(Diff, OfEqualLinesTheWorseCounts) {
                     check("c tp=2", "forward", first ? "passed" : "failed")};
     EXPECT_EQ(diff({}, twice).lost.size(), 2u);
     EXPECT_EQ(diff(twice, twice).lost.size(), 0u);
+    Given skips;
+    skips.checks = {check("c tp=2", "forward", first ? "skipped" : "passed"),
+                    check("c tp=2", "forward", first ? "passed" : "skipped")};
+    EXPECT_EQ(diff({}, skips).lost.size(), 1u);
   }
 }
 

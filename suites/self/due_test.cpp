@@ -256,6 +256,12 @@ TEST(Due, SubjectsThatCannotBeJudgedAreRefused) {
   EXPECT_NE(refused(smoke(), with(named("mine", "linear_column", none))).find("storage"),
             std::string::npos);
   Subject empty = named("mine", "linear_column");
+  Declared twice;
+  twice.plan = "allgather";
+  twice.traffic = [](const Case&, int) { return std::vector<Traffic>{}; };
+  EXPECT_NE(refused(smoke(), with(named("mine", "conv_context", twice)))
+                .find("met Declared::traffic beside plan 'allgather'"),
+            std::string::npos);
   empty.make = nullptr;
   EXPECT_NE(refused(smoke(), with(std::move(empty))).find("Subject::make"), std::string::npos);
 }
@@ -276,6 +282,19 @@ TEST(Due, WitnessesFollowTheDeclaration) {
     two_ranks = two_ranks || line.world() == 2;  // the contract's own one gathers its output
   }
   EXPECT_TRUE(two_ranks);
+
+  // No case stands for a shape that another witness has; integers are left out where none are
+  // exact.
+  Contract both = c;
+  both.witnesses = {"linear_column tp=2", "linear_column tp=2 gather_output=on"};
+  EXPECT_EQ(witnesses_due(both, narrow, "processes", "mine").size(), 1u);
+  Declared half;
+  half.storage = {DType::bf16};
+  const Registry scan = with(named("mine", "scan_context", half));
+  for (const Case& line : witnesses_due(scan.contract("scan_context"), scan, "processes", "mine"))
+    EXPECT_TRUE(fill_of(line) != Fill::integers ||
+                scan.contract("scan_context").integer_range(line))
+        << print(line);
 }
 
 // A contract that names none is tried on cases of its own, one of each shape.
@@ -291,6 +310,12 @@ TEST(Due, WithoutWitnessesCasesStandForThem) {
     shapes.insert(std::to_string(line.world()) + "x" + std::to_string(axes));
   }
   EXPECT_EQ(shapes, (std::multiset<std::string>{"2x1", "3x1", "4x1", "4x2"}));
+  c.cases = [](const std::string&) {
+    return std::vector<std::string>{"mapping_copy tp=2 dtype=bf16", "mapping_copy tp=2"};
+  };
+  const auto lines = witnesses_due(c, families, "processes", "");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].dtype(), DType::f64);
 }
 
 // ---- What a gate has to ask, counted apart from the plan
@@ -391,6 +416,11 @@ TEST(Due, OwnCommunicationIsNotProven) {
   EXPECT_TRUE(unproven(smoke(), with(named("mine", "linear_column")),
                        planned(smoke(), with(named("mine", "linear_column"))).due)
                   .empty());
+  // Of lines that are refused nobody asks for calls.
+  std::vector<Due> illegal = p.due;
+  std::erase_if(illegal, [](const Due& d) { return !d.illegal; });
+  ASSERT_FALSE(illegal.empty());
+  EXPECT_TRUE(unproven(smoke(), r, illegal).empty());
 }
 
 }  // namespace due_test

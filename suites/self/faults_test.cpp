@@ -694,6 +694,12 @@ TEST(Stale, returns_what_the_site_returned_on_other_data) {
       replay("stale@forward.tp.*", Op::all_reduce, 5, 5, 2)[1].active);  // the same data twice
 }
 
+// In a priming run other operators are held back, too: `replay` asks that none is active there.
+TEST(Priming, holds_every_operator_back) {
+  const auto seen = replay("scale_p@forward.tp.1", Op::all_reduce, 1, 2, 1);
+  EXPECT_TRUE(seen[0].active);
+}
+
 TEST(Stale, of_a_ring_is_the_block_of_the_step_before) {
   // Rank 0 receives from rank 2: fresh + 10 * step + 200.
   const auto seen = replay("stale@forward.tp.2", Op::shift, 1, 2, 3);

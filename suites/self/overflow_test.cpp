@@ -221,6 +221,39 @@ TEST(Overflow, AHealthyKernelIsRefusedAndNotFailed) {
       EXPECT_NO_THROW(refuse_infeasible(parse(line, r), {"forward"}, r));
 }
 
+// A gradient of 2^18 where the result is in range; terms of 10^5 where their sum is.
+TEST(Overflow, GradientsAndTermsAreAskedOfAsWell) {
+  const auto refuses = [](Contract c, const std::string& keys) {
+    Registry r;
+    r.add(std::move(c));
+    r.add(Subject{"", "doubling", [] { return std::make_unique<Doubling>(false); }, {}});
+    try {
+      refuse_infeasible(parse("doubling " + keys, r), {"forward"}, r);
+    } catch (const BadInput&) {
+      return true;
+    }
+    return false;
+  };
+  Contract steep = doubling({});
+  steep.backward = [backward = steep.backward](Case line, std::span<const Whole> x,
+                                               std::span<const Whole> y, std::vector<Gauge>* g) {
+    line.set("power", "18");
+    return backward(line, x, y, g);
+  };
+  EXPECT_TRUE(refuses(steep, "dtype=f16 fill=normal"));
+  EXPECT_FALSE(refuses(steep, "dtype=bf16 fill=normal"));
+  Contract terms = doubling({});
+  terms.forward = [forward = terms.forward](const Case& line, std::span<const Whole> x,
+                                            std::vector<Gauge>* gauges) {
+    auto y = forward(line, x, gauges);
+    if (gauges) (*gauges)[0].magnitude.assign(8, 1e5);
+    return y;
+  };
+  EXPECT_TRUE(refuses(terms, "dtype=f16 fill=offset"));
+  EXPECT_FALSE(refuses(terms, "dtype=bf16 fill=offset"));
+  EXPECT_FALSE(refuses(doubling({}), "dtype=f16 fill=offset"));
+}
+
 // Lines of a contract are not computed before they are judged: one costs no other its verdict.
 TEST(Overflow, AGateSkipsTheLineAndSaysWhy) {
   const Registry r = doubled({within, beyond});

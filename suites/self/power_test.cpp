@@ -365,6 +365,19 @@ TEST(Power, TheWeakestControlSpeaksForItsCheck) {
   EXPECT_EQ(all[1].passed, 0);
 }
 
+// Of the checks that had to fire those that did not are blind, though another one fired.
+TEST(Power, ACheckThatStayedSilentBesideAnotherIsBlind) {
+  for (const auto& [fired, silent] : {std::pair("forward", "gradient"), {"gradient", "forward"}}) {
+    ControlResult half = caught("half", fired, 5, 20);
+    half.outcome = ControlResult::wrong_check;
+    half.expected_check = "forward,gradient";
+    std::vector<std::string> blind;
+    for (const Power& p : power_of(with_controls({half})))
+      if (p.state() == "BLIND") blind.push_back(p.check);
+    EXPECT_EQ(blind, std::vector<std::string>{silent});
+  }
+}
+
 // A margin that is no number is the weakest of all.
 TEST(Power, AMarginOfNaNIsLow) {
   const Report report =

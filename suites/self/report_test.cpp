@@ -263,6 +263,7 @@ TEST(ExitCode, GivesNoJudgementWhereNothingWasJudged) {
   CaseResult skips = healthy();
   for (CheckResult& c : skips.checks) c.verdict = Verdict::skipped;
   EXPECT_EQ(exit_code(report_of({skips, skips}, {})), 3);
+  EXPECT_EQ(exit_code(report_of({skips, skips}, {caught()})), 3);
   CaseResult empty = healthy();
   empty.checks.clear();
   EXPECT_EQ(exit_code(report_of({healthy(), empty})), 3);
