@@ -7,6 +7,7 @@
 #include <map>
 
 #include "fixtures/index_maps.hpp"
+#include "oracle/checks/draws.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/pairing.hpp"
 #include "oracle/checks/patterns.hpp"
@@ -1172,6 +1173,50 @@ TEST(Replica, NotDueWhereNothingIsReplicated) {
                                            rows_to_columns, columns_to_rows);
   EXPECT_FALSE(check_named("replica").due(*play->e.contract, *play->e.line, play->e.declared));
   EXPECT_TRUE(check_named("replica").due(*reduce(2)->e.contract, *reduce(2)->e.line, {}));
+}
+
+// ---- Draws ----
+
+// On two ranks, one bit an element.
+Contract with_masks(int64_t elements, int masks) {
+  Contract c = contract({elements}, on_tp(S(0)), on_tp(S(0)));
+  Key key{"draw", "0", "number of a draw"};
+  key.low = 0, key.high = 1000;
+  c.keys.push_back(key);
+  c.draw_key = key.name;
+  c.drawn = [masks](const Case&) {
+    return std::vector<Drawn>(size_t(masks), Drawn{"mask", "y", {}, 1});
+  };
+  return c;
+}
+
+// 60 bits are due, and as many more as pairs of shards and masks have.
+TEST(Draws, AreAsManyAsMakeAnyClashUnlikely) {
+  const auto times = [](int masks) {
+    const Play play(with_masks(20, masks), "tp=2", same(), same());
+    return looks_at_draws(*play.e.contract, *play.e.line).at(0).times;
+  };
+  EXPECT_EQ(times(1), 6);
+  EXPECT_EQ(times(4), 7);
+}
+
+// Eight draws of eight bits: equal on both ranks they are no chance, one of them eight times is.
+TEST(Draws, OneThatIsGivenManyTimesIsEvidenceOnce) {
+  Play play(with_masks(16, 1), "tp=2", same(), same());
+  const auto looks = looks_at_draws(*play.e.contract, *play.e.line);
+  ASSERT_EQ(looks.at(0).times, 8);
+  play.e.ranks.resize(2);
+  for (const bool differ : {true, false}) {
+    for (RankRecord& r : play.e.ranks) {
+      r.shots.clear();
+      r.shots.emplace_back();
+      for (int k = 0; k < 8; ++k) {
+        r.shots[0].results.push_back(result_of(1, std::vector<double>(8, differ ? k : 0)));
+        r.shots[0].results.back().step = k;
+      }
+    }
+    EXPECT_EQ(judging::same_draws(play.e, looks, 0, 0).findings.size(), differ ? 1u : 0u);
+  }
 }
 
 // ---- Ledger ----

@@ -524,6 +524,9 @@ TEST(Controls, WhatIsMissingOrWasSeenLaterIsADifference) {
       {1, 1, false, DType::f64, {1}, Bytes({std::byte(1)})});
   EXPECT_FALSE(gating::same_results(plain, more, false));
   EXPECT_FALSE(gating::same_results(more, plain, false));
+  Judged ended = plain;
+  ended.evidence.ranks[1].shots[0].status = ShotRecord::threw;
+  EXPECT_FALSE(gating::same_results(plain, ended, false));
   written.evidence.ranks[1].shots[0].memory.push_back({"argument", "x", 1, 0, "seen"});
   EXPECT_FALSE(gating::same_traces(written, plain));
   later.evidence.ranks[1].shots[1].active = true;
@@ -538,6 +541,28 @@ gating::Site site_of(Op op, Phase phase, int p) {
   s.call.reduce = op == Op::all_reduce || op == Op::reduce_scatter ? Reduce::sum : Reduce::none;
   for (int r = 0; r < p; ++r) s.call.members.push_back(r);
   return s;
+}
+
+// The first call of the backward is not the first of the forward, nor one that another rank makes.
+TEST(Operators, AreHeldToTheDueCallOfTheirPhaseAndRank) {
+  Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.traffic = [](const Case&, const std::string&, int) {
+    return std::vector<Traffic>{{Op::all_reduce, Reduce::sum, "tp", false, 24, DType::f64, 0, -1},
+                                {Op::all_reduce, Reduce::sum, "tp", true, 7, DType::f64, 0, 1},
+                                {Op::all_reduce, Reduce::sum, "tp", true, 9, DType::f64, 0, -1}};
+  };
+  const auto same = [](const Locals& x) { return x; };
+  Play play(std::move(c), "tp=2", same, same);
+  play.run("ledger");
+  for (RankRecord& r : play.e.ranks)
+    r.shots[0].ledger = {site_of(Op::all_reduce, Phase::forward, 2).call,
+                         site_of(Op::all_reduce, Phase::backward, 2).call};
+  Judged healthy;
+  healthy.evidence = play.e;
+  const auto due =
+      gating::due_at(site_of(Op::all_reduce, Phase::backward, 2), *play.e.line, healthy);
+  ASSERT_TRUE(due);
+  EXPECT_EQ(due->count, 9);
 }
 
 // A call of several ranks is one site, one that a single rank makes is one, too.
