@@ -450,6 +450,14 @@ TEST(CutMatrix, CutsAsTorchChunkDoes) {
 }
 
 // The judge's cuts and the subject's are written apart: they must name the same elements.
+TEST(MuonOperands, OfTinyMatricesAreGradientsAndMomenta) {
+  for (const Operand& o : contract().operands(line_of("tiny=2"))) {
+    const bool tiny = o.name == "g0" || o.name == "g1" || o.name == "m0" || o.name == "m1";
+    EXPECT_EQ(o.factor != nullptr, tiny) << o.name;
+    EXPECT_EQ(o.factor ? o.factor(0) : 1, tiny ? 0x1p-100 : 1) << o.name;
+  }
+}
+
 TEST(CutMatrix, OfJudgeAndSubjectAreTheSame) {
   for (const std::string cut : {"rows", "columns"})
     for (const int p : {2, 3, 4, 8})

@@ -13,6 +13,7 @@
 #include "oracle/run.hpp"
 #include "primitives/sharded_step.hpp"
 #include "reference/optimizer.hpp"
+#include "suites/self/toy_evidence.hpp"
 
 namespace shardproof {
 
@@ -229,6 +230,18 @@ TEST(StepBounds, CoverSumsOfMicrobatchesAndRanks) {
   }
   EXPECT_LE(used, 1);
   EXPECT_GE(used, 0.05);
+}
+
+// Of 47 squares, each rounded, and of the gradients below them.
+TEST(StepBounds, OfANormCountItsElementsOnce) {
+  const Case line = line_of("dp=2 clip=1");
+  Evidence e = toy::evidence_of(line, contract());
+  Feed& feed = e.shots[0].feeds[0];
+  feed.fill = Fill::normal;
+  std::vector<Gauge> gauges;
+  const auto out = contract().forward(line, drawn_inputs(e, feed), &gauges);
+  const double bound = bound_of(e, feed, e.operands.back(), false, out.back(), gauges.back())(0);
+  EXPECT_LE(bound, 100 * u64 * out.back().value[0]);
 }
 
 TEST(StepBounds, OfOneGradientOfOneRankAreNone) {
