@@ -651,6 +651,18 @@ const char* role_name(Operand::Role role) {
   return "?";
 }
 
+// What follows is what is due, which a broken twin or a broken call does not keep.
+std::string broken_text(const Case& line, const Registry& registry) {
+  const std::string &control = line.text("control"), &fault = line.text("fault");
+  if (control.empty() && fault.empty()) return "";
+  const std::string imitates =
+      control.empty() ? "" : registry.control(line.contract, control).imitates;
+  return row("note", fmt::format("below is what the healthy kernel is due; what {}{} breaks of it "
+                                 "is shown by `run`",
+                                 control.empty() ? "fault=" + fault : "control=" + control,
+                                 imitates.empty() ? "" : " (" + imitates + ")"));
+}
+
 std::string explain_text(const Case& line, int nodes, const Registry& registry) {
   check_world_can_be_shown(line);
   check_nodes(nodes, line.world());
@@ -660,7 +672,8 @@ std::string explain_text(const Case& line, int nodes, const Registry& registry) 
   const Mesh mesh = line.mesh();
   const std::vector<Operand> operands = contract.operands(line);
   std::string text = row("line", line_text(line, nodes)) +
-                     row("contract", contract.summary + of_one_call(contract));
+                     row("contract", contract.summary + of_one_call(contract)) +
+                     broken_text(line, registry);
   text +=
       mesh_text(line, mesh, nodes) + operands_text(operands, mesh) + values_text(contract, line);
   for (bool backward : {false, true}) {

@@ -257,9 +257,29 @@ int gate(const Words& words, const Registry& registry, int argc, char** argv) {
   return gate_of(words, options, model->registry);
 }
 
+// A canonical line says all three, empty ones too. In any other an empty one is a variable of a
+// script that was not set, and the healthy kernel must not be judged in its place unsaid.
+void check_names(const std::vector<std::string>& line) {
+  std::vector<std::string> empty;
+  int said = 0;
+  for (const std::string& word : line)
+    for (const char* key : {"subject", "control", "fault"}) {
+      if (!word.starts_with(fmt::format("{}=", key))) continue;
+      ++said;
+      if (word.ends_with("=")) empty.push_back(key);
+    }
+  if (said < 3 && !empty.empty())
+    throw BadInput(
+        fmt::format("key '{}': expected a name behind '=', met ''; `list {}` shows what there is, "
+                    "leave the key out for the healthy kernel of the program",
+                    empty[0], line[0]));
+}
+
 std::vector<std::string> words_of_line(const Words& words) {
   std::istringstream all(joined(words.plain, " "));
-  return {std::istream_iterator<std::string>(all), {}};
+  std::vector<std::string> line{std::istream_iterator<std::string>(all), {}};
+  check_names(line);
+  return line;
 }
 
 // The seed of the option, where the line does not say another one.

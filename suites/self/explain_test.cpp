@@ -123,6 +123,15 @@ TEST(Explain, ShowsTheLineThatWasAsked) {
   EXPECT_TRUE(explained("linear_row tp=8").starts_with("line linear_row tp=8\n"));
 }
 
+TEST(Explain, SaysOfABrokenLineThatItShowsTheHealthyKernel) {
+  const std::string note = "below is what the healthy kernel is due; what ";
+  const std::string twin = explained("linear_row tp=2 control=row_bias_gradient_times_p"),
+                    call = explained("linear_row tp=2 fault=skip@forward.tp.1");
+  EXPECT_TRUE(holds(twin, note + "control=row_bias_gradient_times_p (")) << twin;
+  EXPECT_TRUE(holds(call, note + "fault=skip@forward.tp.1 breaks")) << call;
+  EXPECT_FALSE(holds(explained("linear_row tp=2"), note));
+}
+
 // One call is all that there is of such a contract: said in the second line.
 TEST(Explain, SaysEarlyThatThereIsNoBackward) {
   const std::string text = explained("pipeline_schedule pp=2 dp=2");
