@@ -242,9 +242,9 @@ Pattern content(const Wrongness& w) {
   if (near_everywhere(w))
     return {
         "",
-        "each sum is off by a small part of itself: terms that are due as they came were rounded "
-        "first (to codes of 8 bits, to a narrower type), or some of them are missing or counted "
-        "twice"};
+        "all of it is off, together by less than a fifth: terms that are due as they came were "
+        "rounded first (to codes of 8 bits, to a narrower type), or some of them are missing or "
+        "counted too often"};
   return {"", ""};
 }
 
