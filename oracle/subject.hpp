@@ -42,7 +42,8 @@ class Rank {
   // First axis fastest. Those of one rank change nothing, also where traffic is compared.
   virtual Communicator& along(const std::vector<Axis>&) = 0;
   virtual Communicator& world() = 0;
-  // Poisoned, guarded, the judge's; until the step ends.
+  // Poisoned, guarded, the judge's; until this forward or backward returns. What the backward reads
+  // of the forward is in Saved, in memory of the kernel's own.
   virtual View workspace(DType, std::vector<int64_t> shape) = 0;
   // Throws Rejected where the contract refuses the line: for a kernel without preconditions of its
   // own.

@@ -309,7 +309,8 @@ Sum sum_of_truths(const Evidence& e, const Shot& step, size_t operand) {
 std::string meaning(int step) {
   return step == 0
              ? "the gradients of the microbatches do not add up: one of them was written over "
-               "the others, or left out, or is wrong by itself on data unlike the base ones: "
+               "the others, left out, or counted too often, or is wrong by itself on data unlike "
+               "the base ones: "
                "another seed may show it"
              : "the sum is not that of this step alone: something of the step before it was "
                "kept, in the kernel or in its buffers, or what a forward set was read by the "
