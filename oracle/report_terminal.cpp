@@ -147,9 +147,23 @@ std::string times_too_often(const CaseResult& c) {
   return "";
 }
 
+// What was written where nobody may write, or never, is the cause of wrong values and no result of
+// them.
+std::string cause_in_memory(const CaseResult& c) {
+  for (const CheckResult& check : c.checks)
+    if (check.check == "memory" && check.verdict == Verdict::failed)
+      for (const Finding& f : check.findings)
+        if (!f.means.empty())
+          return fmt::format("{}: {}; {}", subject_of(check.check, f), f.message, f.means);
+  return "";
+}
+
 std::string meaning(const CaseResult& c, const CheckResult& first) {
+  if (first.check != "memory")
+    if (std::string cause = cause_in_memory(c); !cause.empty()) return cause;
   for (const Finding& f : first.findings)
-    if (!f.means.empty()) return f.means;
+    if (!f.means.empty())
+      return (&f == &first.findings[0] ? "" : subject_of(first.check, f) + ": ") + f.means;
   const bool forward_alone = first.check == "forward" && passed(c, "gradient");
   if (forward_alone)
     if (std::string means = times_too_often(c); !means.empty()) return means;

@@ -440,6 +440,33 @@ TEST(Block, RightGradientsPutTheBlameOnTheForward) {
   EXPECT_TRUE(contains(block(c, "p"), "means      a reduction is missing")) << block(c, "p");
 }
 
+TEST(Block, AnArgumentThatWasWrittenToIsTheCause) {
+  CaseResult c = bias_summed_twice();
+  CheckResult memory = check("memory", Verdict::failed, inf, true);
+  Finding f;
+  f.tensor = "w", f.message = "an argument was written to", f.means = "arguments are read-only";
+  memory.findings = {f};
+  c.checks.push_back(memory);
+  EXPECT_TRUE(
+      contains(block(c, "p"),
+               "means      memory of w: an argument was written to; arguments are read-only\n"))
+      << block(c, "p");
+}
+
+// A sentence about another result than that of the first rows names it.
+TEST(Block, WhatAFindingBehindTheFirstMeansIsSaidOfItsTensor) {
+  CaseResult c = bias_summed_twice();
+  for (CheckResult& one : c.checks)
+    if (one.verdict == Verdict::failed) {
+      one.findings[0].means.clear();
+      Finding f = one.findings[0];
+      f.tensor = "gradient of w", f.means = "rows of another rank";
+      one.findings.push_back(f);
+    }
+  EXPECT_TRUE(contains(block(c, "p"), "means      gradient of w: rows of another rank\n"))
+      << block(c, "p");
+}
+
 TEST(Block, AHangPrintsWhereEveryRankStands) {
   CaseResult c = with(Verdict::hung);
   c.line = "attention_ring cp=4";
