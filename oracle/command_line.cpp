@@ -501,6 +501,8 @@ int judge(const Words& words, const Registry& registry, int argc, char** argv) {
   if (words.plain.size() != 1)
     throw BadInput(fmt::format("judge: expected one DIR, met {}; `shardproof prepare` makes one",
                                words.plain.size()));
+  if (words.plain[0].empty())
+    throw BadInput("judge: expected a DIR, met ''; `shardproof prepare` makes one");
   const Options options = options_of(words, argc, argv);
   const bool verbose = words.flags.contains("--verbose");
   catch_interrupts();

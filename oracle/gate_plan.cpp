@@ -62,6 +62,13 @@ struct Pattern {
   }
 };
 
+std::string help_on(const std::string& word, const std::vector<std::string>& known) {
+  if (word.find_first_not_of("0123456789") == std::string::npos)
+    return "; lists of an option have commas, --ranks 2,3, or the option again";
+  return word.find(',') == std::string::npos ? did_you_mean(word, known)
+                                             : "; patterns have blanks between them";
+}
+
 std::vector<Pattern> parse_patterns(const Options& options, const Registry& registry) {
   std::vector<Pattern> patterns;
   std::vector<std::string> known = registry.families();
@@ -80,12 +87,10 @@ std::vector<Pattern> parse_patterns(const Options& options, const Registry& regi
       const size_t eq = word.find('=');
       if (eq == std::string::npos) {
         if (!contains(known, word))
-          throw BadInput(fmt::format(
-              "PATTERN: expected a contract, a family or key=value, as `shardproof "
-              "list` names them, met '{}'{}",
-              word,
-              word.find(',') == std::string::npos ? did_you_mean(word, known)
-                                                  : "; patterns have blanks between them"));
+          throw BadInput(
+              fmt::format("PATTERN: expected a contract, a family or key=value, as `shardproof "
+                          "list` names them, met '{}'{}",
+                          word, help_on(word, known)));
         patterns.push_back({word, {}});
         continue;
       }

@@ -196,6 +196,8 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", c, "--check", ",forward"}, {"--check", "',forward'"}},
       {{"gate", "--seed", "18446744073709551615", "--seeds", "2"},
        {"--seeds", "18446744073709551615", "'2'"}},
+      {{"gate", "linear_row", "--ranks", "2", "3"}, {"met '3'", "--ranks 2,3"}},
+      {{"judge", ""}, {"judge: expected a DIR, met ''"}},
       {{"run", "linear_row", "tp=2", "control="}, {"'control'", "a name", "leave the key out"}},
       {{"explain", "linear_row", "subject="}, {"'subject'", "a name", "list linear_row"}},
       {{"shrink", "linear_row", "fault="}, {"'fault'", "a name", "leave the key out"}},
