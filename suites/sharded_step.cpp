@@ -116,12 +116,10 @@ std::vector<int64_t> gradient_shape(const Case& c, const Parameter& p) {
 // first rank of dp and cp and the last of tp. It lies in the shard of another rank, where there is
 // one.
 int64_t infinite_element(const Case& c, const Operand& gradient) {
-  const Mesh mesh = c.mesh();
-  for (int rank = 0; rank < mesh.world(); ++rank)
-    if (mesh.coordinate(rank, Axis::dp) == 0 && mesh.coordinate(rank, Axis::cp) == 0 &&
-        mesh.coordinate(rank, Axis::tp) == mesh.size(Axis::tp) - 1)
-      return whole_indices(gradient.shape, gradient.layout, mesh, rank).back();
-  return -1;
+  int64_t stack = 0;
+  for (const Axis axis : stacked_axes(gradient.layout, c.mesh(), /*denoted=*/false))
+    stack = stack * c.ranks(axis) + (axis == Axis::tp ? c.ranks(axis) - 1 : 0);
+  return (stack + 1) * product(gradient.shape) - 1;
 }
 
 std::vector<Operand> operands(const Case& c) {
@@ -149,16 +147,13 @@ std::vector<Operand> operands(const Case& c) {
   state("next_master", Operand::output, shards(c));
   state("next_m", Operand::output, shards(c));
   if (adamw(c)) state("next_v", Operand::output, shards(c));
-  if (clips(c)) {
-    list.push_back({"norm", Operand::output, {1}, on_every_rank(I())});
+  const auto number = [&](const char* name, const Layout& layout) {
+    list.push_back({name, Operand::output, {1}, layout});
     list.back().fixed_dtype = true, list.back().dtype_override = accumulation_of(c);
-  }
-  if (scales(c)) {  // one of all ranks, those of tp included
-    Layout everywhere = on_every_rank(I());
-    everywhere.push_back({Axis::tp, I()});
-    list.push_back({"next_scale", Operand::output, {1}, everywhere});
-    list.back().fixed_dtype = true, list.back().dtype_override = accumulation_of(c);
-  }
+  };
+  if (clips(c)) number("norm", on_every_rank(I()));
+  // One of all ranks, those of tp included.
+  if (scales(c)) number("next_scale", {{Axis::dp, I()}, {Axis::cp, I()}, {Axis::tp, I()}});
   return list;
 }
 

@@ -310,8 +310,7 @@ std::string meaning(int step) {
   return step == 0
              ? "the gradients of the microbatches do not add up: one of them was written over "
                "the others, left out, or counted too often, or is wrong by itself on data unlike "
-               "the base ones: "
-               "another seed may show it"
+               "the base ones: another seed may show it"
              : "the sum is not that of this step alone: something of the step before it was "
                "kept, in the kernel or in its buffers, or what a forward set was read by the "
                "backward of another, or one gradient is wrong on data unlike those before: "

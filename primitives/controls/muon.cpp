@@ -508,10 +508,7 @@ struct LastRoundLeftOut final : MuonStep {
 using controls::Row;
 using controls::twin;
 
-Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check, const char* silent,
-       const char* imitates, const char* words, const char* makes_visible) {
-  return {"muon_step", name, make, check, silent, imitates, words, makes_visible};
-}
+constexpr controls::RowsOf of{"muon_step"};
 
 const Row rows[] = {
     of("muon_shards_orthogonalised", twin<ShardsOrthogonalised>, "forward,ledger", "replica",

@@ -431,11 +431,7 @@ struct HalfTheLead final : PipelineSchedule {
 using controls::Row;
 using controls::twin;
 
-constexpr Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check,
-                 const char* silent, const char* imitates, const char* words,
-                 const char* makes_visible) {
-  return {"pipeline_schedule", name, make, check, silent, imitates, words, makes_visible};
-}
+constexpr controls::RowsOf of{"pipeline_schedule"};
 
 const char* const small = "pp=2 tokens=8 micro_batch_size=2 layers=4";
 const char* const split = "pp=2 schedule=zero_bubble tokens=8 micro_batch_size=2 layers=4";

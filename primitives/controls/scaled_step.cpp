@@ -5,6 +5,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/controls/table.hpp"
+#include "primitives/controls/values.hpp"
 #include "primitives/line.hpp"
 #include "primitives/sharded_step.hpp"
 
@@ -12,6 +13,7 @@ namespace shardproof {
 namespace {
 
 using namespace primitives;
+using controls::change;
 using Doubles = std::vector<double>;
 
 double first_of(const View& v) { return to_doubles(v)[0]; }
@@ -96,25 +98,23 @@ struct FlagReadTooEarly final : EachOnItsOwn {
 // Told to the ranks of dp and cp, which reduce the gradient: other ranks of tp step.
 struct FlagKeptFromTp final : ShardedStep {
   void agree(Parallel& p, const View& own, const View& all) override {
-    all_reduce(p.rank, p.rank.along(with_ranks(p.rank.line(), {Axis::cp, Axis::dp})), own, all,
-               Reduce::max);
+    const std::vector<Axis> axes = with_ranks(p.rank.line(), {Axis::cp, Axis::dp});
+    all_reduce(p.rank, group_over(p, axes), own, all, Reduce::max);
   }
 };
 
 // The first rank decides for all of them.
 struct FlagOfFirstRank final : ShardedStep {
   void agree(Parallel& p, const View& own, const View& all) override {
-    const std::vector<Axis> axes = axes_of_step(p.rank.line());
     convert(own, all);
-    if (!axes.empty()) p.rank.along(axes).broadcast(all, 0);
+    group_over(p, axes_of_step(p.rank.line())).broadcast(all, 0);
   }
 };
 
 // The mean of the flags, of which a whole number is made.
 struct FlagAveraged final : ShardedStep {
   void agree(Parallel& p, const View& own, const View& all) override {
-    const std::vector<Axis> axes = axes_of_step(p.rank.line());
-    all_reduce(p.rank, p.rank.along(axes), own, all, Reduce::avg);
+    all_reduce(p.rank, group_over(p, axes_of_step(p.rank.line())), own, all, Reduce::avg);
   }
 };
 
@@ -131,10 +131,7 @@ struct InfinityPasses final : ShardedStep {
 struct OverflowZeroed final : ShardedStep {
   View reduced_gradient(Parallel& p, const FlatBuffer& f, const StepTensors& t) override {
     const View g = ShardedStep::reduced_gradient(p, f, t);
-    Doubles values = to_doubles(g);
-    for (double& v : values)
-      if (!std::isfinite(v)) v = 0;
-    fill_from(g, values);
+    change(g, [](size_t, double x) { return std::isfinite(x) ? x : 0; });
     return g;
   }
 };
@@ -166,10 +163,7 @@ struct StepOfNothing final : ShardedStep {
 using controls::Row;
 using controls::twin;
 
-Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check, const char* silent,
-       const char* imitates, const char* words, const char* makes_visible) {
-  return {"sharded_step", name, make, check, silent, imitates, words, makes_visible};
-}
+constexpr controls::RowsOf of{"sharded_step"};
 
 const Row rows[] = {
     of("step_not_unscaled", twin<NotUnscaled>, "forward", "ledger,lockstep,replica",

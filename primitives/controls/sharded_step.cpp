@@ -5,6 +5,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/controls/table.hpp"
+#include "primitives/controls/values.hpp"
 #include "primitives/gemm.hpp"
 #include "primitives/line.hpp"
 #include "primitives/sharded_step.hpp"
@@ -13,16 +14,9 @@ namespace shardproof {
 namespace {
 
 using namespace primitives;
+using controls::change;
 using Views = std::vector<View>;
 using Doubles = std::vector<double>;
-
-// Element by element, in double.
-template <class Each>
-void change(const View& v, Each each) {
-  Doubles values = to_doubles(v);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = each(i, values[i]);
-  fill_from(v, values);
-}
 
 void round_to_type(Parallel& p, const View& v, DType type) {
   const View rounded = p.workspace(type, v.shape);
@@ -532,10 +526,7 @@ struct GatheredDpFirst final : ShardedStep {
 using controls::Row;
 using controls::twin;
 
-Row of(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check, const char* silent,
-       const char* imitates, const char* words, const char* makes_visible) {
-  return {"sharded_step", name, make, check, silent, imitates, words, makes_visible};
-}
+constexpr controls::RowsOf of{"sharded_step"};
 
 const Row rows[] = {
     of("step_parameters_padded_apart", twin<ParametersPaddedApart>, "forward",

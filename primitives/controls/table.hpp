@@ -14,6 +14,16 @@ struct Row {
   bool alone = false;
 };
 
+// Rows of one contract: `constexpr RowsOf of{"muon_step"};`.
+struct RowsOf {
+  const char* contract;
+  constexpr Row operator()(const char* name, std::unique_ptr<Kernel> (*make)(), const char* check,
+                           const char* silent, const char* imitates, const char* words,
+                           const char* makes_visible) const {
+    return {contract, name, make, check, silent, imitates, words, makes_visible};
+  }
+};
+
 template <class Twin>
 std::unique_ptr<Kernel> twin() {
   return std::make_unique<Twin>();
