@@ -106,8 +106,6 @@ TEST(Columns, AreSummedFromTheFirstRowToTheLast) {
   EXPECT_EQ(sums[1], 12);
 }
 
-// More keys than a tile, in descending order of score and ascending: the running maximum changes in
-// every tile or in none. Scores are 0 or log 2: l = 2 a + b counts them, exactly in shape.
 TEST(Optimizer, FindsWhatIsNotFiniteWhereverItIs) {
   for (const DType type : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (size_t at = 0; at < 5; ++at)
@@ -124,6 +122,8 @@ TEST(Optimizer, FindsWhatIsNotFiniteWhereverItIs) {
   EXPECT_EQ(to_doubles(found.view())[0], 0);
 }
 
+// More keys than a tile, in descending order of score and ascending: the running maximum changes in
+// every tile or in none. Scores are 0 or log 2: l = 2 a + b counts them, exactly in shape.
 TEST(Attention, TilesMergeInAnyOrder) {
   constexpr int64_t keys = 12 * 16 + 5;
   double q = 1, m, l, a;

@@ -449,7 +449,6 @@ TEST(CutMatrix, CutsAsTorchChunkDoes) {
   EXPECT_EQ(whole.padded(), 35);
 }
 
-// The judge's cuts and the subject's are written apart: they must name the same elements.
 TEST(MuonOperands, OfTinyMatricesAreGradientsAndMomenta) {
   for (const Operand& o : contract().operands(line_of("tiny=2"))) {
     const bool tiny = o.name == "g0" || o.name == "g1" || o.name == "m0" || o.name == "m1";
@@ -458,6 +457,7 @@ TEST(MuonOperands, OfTinyMatricesAreGradientsAndMomenta) {
   }
 }
 
+// The judge's cuts and the subject's are written apart: they must name the same elements.
 TEST(CutMatrix, OfJudgeAndSubjectAreTheSame) {
   for (const std::string cut : {"rows", "columns"})
     for (const int p : {2, 3, 4, 8})
