@@ -398,6 +398,9 @@ void ArenaDoor::sleep_until_called(std::atomic<uint32_t>& bell, const GroupPage&
   for (;;) {
     const uint32_t seen = bell.load(std::memory_order_acquire);
     if (!page_.waiting.load(std::memory_order_acquire)) break;
+    // Stopped within the lock, which was then taken by force: the release did not see that it
+    // waits.
+    if (arena_.head().released.load(std::memory_order_acquire)) break;
     futex_sleep(bell, seen, monotonic_ns() + arena_.call_deadline_ns() / 8 + 1'000'000);
     release_overdue(group, begun);
   }

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <numeric>
 #include <thread>
 
@@ -21,6 +22,7 @@
 #include "oracle/comm/crowd.hpp"
 #include "oracle/comm/ledger.hpp"
 #include "oracle/comm/message_door.hpp"
+#include "oracle/comm/rendezvous.hpp"
 #include "oracle/comm/standing.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/comm/world.hpp"
@@ -768,6 +770,42 @@ const Trace& of_the_rank_before(const RankHost& host) {
 const RankPage& page_of(const Trace& trace) {
   return *reinterpret_cast<const RankPage*>(reinterpret_cast<const std::byte*>(&trace) -
                                             offsetof(RankPage, trace));
+}
+
+// As a rank is left that was stopped within the lock: it was taken by force, and the release saw
+// none that waits.
+TEST(World, ARankThatBeginsToWaitBehindARelease) {
+  const Arena arena(2, /*scale=*/0.2, /*lockstep=*/true);
+  arena.begin_job({}, 0);
+  arena.head().patience = 1;  // it looks every 0.25 s
+  RankState state;
+  state.rank = 0;
+  state.size = 2;
+  state.trace = &arena.page(0).trace;
+  ArenaDoor door(arena, state);
+  std::future<std::string> said = std::async(std::launch::async, [&] {
+    return released_or([&] {
+      barrier(door, group_of({0, 1}, 0));
+      return std::string("not released");
+    });
+  });
+  const RankPage& page = arena.page(0);
+  while (!page.waiting) usleep(100);
+  ArenaHead& head = arena.head();
+  {
+    const Locked hold(arena, 1);
+    std::strcpy(head.why, "too late");
+    head.cause = Released::overdue;
+    head.released = 1;
+  }
+  const bool heard = said.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  EXPECT_TRUE(heard);
+  if (!heard) {
+    const Locked hold(arena, 1);
+    arena.call_off(0);
+    Arena::ring(arena.bell_at(page.bell));
+  }
+  EXPECT_EQ(said.get(), "released by overdue: too late");
 }
 
 // It stands in a call when the world is given up, and for five times the grace of a rank that
