@@ -110,7 +110,7 @@ class MpiWorld final : public World {
     lost_at_.reset();
     note_closed();
     if (closed_.empty()) return "";
-    if (launcher_gone() && launcher_signal_)
+    if (launcher_was_killed())
       return fmt::format("the launcher '{}' was killed by {}, and {} ended with it",
                          joined(launcher_, " "), signal_text(launcher_signal_), rank_list(closed_));
     for (RankLink& l : links_)
@@ -154,7 +154,7 @@ class MpiWorld final : public World {
       if (!given_up_at_ && seconds_since(begun_) > limit) give_up(limit);
       if (given_up_at_ && ranks_had_their_time()) break;
     }
-    const bool without_launcher = !alive_ && launcher_gone() && launcher_signal_ != 0;
+    const bool without_launcher = !alive_ && launcher_was_killed();
     auto all = outcomes();
     // Nobody is blamed for ranks that ended with their launcher.
     if (without_launcher)
@@ -390,6 +390,13 @@ class MpiWorld final : public World {
     launcher_pid_ = -1;
     launcher_signal_ = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     return true;
+  }
+
+  // Of ranks that are missed: they end with it a moment before it can be waited for.
+  bool launcher_was_killed() {
+    for (const auto begin = Clock::now(); !launcher_gone() && seconds_since(begin) < 0.2;)
+      ::usleep(500);
+    return launcher_pid_ <= 0 && launcher_signal_ != 0;
   }
 
   bool all_reported() const {
