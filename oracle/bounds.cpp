@@ -246,7 +246,7 @@ bool exact_data(const Evidence& e, const Feed& feed) {
   if (feed.fill != Fill::integers) return false;
   // Elsewhere a contract says by its range that every intermediate is exact (mlp without an
   // activation).
-  return e.contract->linear ||
+  return e.contract->has_exact_data() ||
          (e.line && e.contract->integer_range && e.contract->integer_range(*e.line));
 }
 

@@ -548,7 +548,7 @@ std::string tier_of(char letter, bool exact, const Declared& declared) {
 
 std::string checks_text(const Contract& contract, const Case& line, const Declared& declared,
                         const Registry& registry) {
-  bool exact = contract.linear && line.text("fill") == name(Fill::integers);
+  bool exact = contract.has_exact_data() && line.text("fill") == name(Fill::integers);
   const auto due = due_checks(contract, line, declared, {}),
              of_backward = checks_of_backward(line, registry, {});
   std::string text;

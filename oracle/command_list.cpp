@@ -244,7 +244,7 @@ std::string contracts(const Registry& registry, const Asked& pattern) {
   return text;
 }
 
-// The keys that every contract takes, as a linear one has them (fill=integers; else normal).
+// The keys that every contract takes, as one with exact data has them (fill=integers; else normal).
 std::string common_keys(const Asked& pattern) {
   Contract none;
   none.linear = true;

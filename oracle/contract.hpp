@@ -113,6 +113,7 @@ struct Off {
 struct Contract {
   std::string name, family, summary;
   bool linear = false;    // linear in every input for the others fixed
+  bool rounds = false;    // at every size, though it is linear: there are no exact data
   std::vector<Key> keys;  // its own; the common ones are added
   // Depends on values equal on all ranks only. A line that it refuses is exit 2.
   std::function<std::optional<Rejected>(const Case&)> precondition;
@@ -130,6 +131,8 @@ struct Contract {
   std::vector<std::string> plans = {};  // that `traffic` knows beside the default
   // Integers of [-B, B] keep every intermediate exact; empty: no such range at this size and dtype.
   std::function<std::optional<int64_t>(const Case&)> integer_range;
+  // Lines draw integers where they say nothing else, and their results are compared exactly.
+  bool has_exact_data() const { return linear && !rounds; }
   // Where another reason than long sums leaves none: what the line has, and what to use in its
   // place. Null: there is no other.
   struct Inexact {

@@ -643,7 +643,7 @@ class Gate {
   std::vector<Case> f32_witnesses(const Contract& c, const Place& place,
                                   const std::string& subject) const {
     std::vector<Case> lines;
-    if (c.linear || !every_site(place)) return lines;
+    if (c.has_exact_data() || !every_site(place)) return lines;
     for (Case line : witnesses_due(c, registry_, place.first, subject)) {
       if (line.dtype() == DType::f32) continue;  // the subject has no wider type: that was its turn
       line.set("dtype", "f32");
@@ -690,7 +690,7 @@ class Gate {
     for (const FaultOperator& op : fault_operators())
       for (const Site& site : sites_of(healthy)) {
         if (!applies(op, site, rounding, line.world()) ||
-            (rounding && c.linear && !op.needs_rounding))
+            (rounding && c.has_exact_data() && !op.needs_rounding))
           continue;
         list.push_back({&op, site, false});
         // Without isolation a call that never meets its peers would cost its whole deadline.

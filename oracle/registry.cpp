@@ -209,7 +209,7 @@ const std::vector<Key>& mesh_keys() {
   return keys;
 }
 
-std::vector<Key> make_other_keys(bool linear) {
+std::vector<Key> make_other_keys(bool exact) {
   const std::vector<std::string> types = {"f64", "f32", "bf16", "f16"};
   Key seed{"seed", "1", "of all values; any unsigned 64-bit integer"};
   seed.valid = expected_seed;
@@ -221,7 +221,7 @@ std::vector<Key> make_other_keys(bool linear) {
       word_key("acc", "", types, "accumulation type; left out: f64 for f64, else f32"),
       word_key("wire", "", types, "type on the wire; left out: the storage type"),
       word_key("grad", "", types, "type of parameter gradients; left out: the storage type"),
-      word_key("fill", linear ? "integers" : "normal",
+      word_key("fill", exact ? "integers" : "normal",
                {"integers", "normal", "large", "cancelling", "offset"}, "how values are drawn"),
       seed,
       word_key("strides", "contiguous", {"contiguous", "transposed", "expanded", "expanded_inputs"},
@@ -236,9 +236,9 @@ std::vector<Key> make_other_keys(bool linear) {
   };
 }
 
-const std::vector<Key>& other_keys(bool linear) {
+const std::vector<Key>& other_keys(bool exact) {
   static const std::vector<Key> integers = make_other_keys(true), normal = make_other_keys(false);
-  return linear ? integers : normal;
+  return exact ? integers : normal;
 }
 
 // Mesh, the contract's own, numbers, place, what is under test: the printing order. A contract that
@@ -260,7 +260,7 @@ std::vector<const Key*> key_list(const Contract& c) {
   };
   add_common(mesh_keys());
   size_t at = list.size();
-  add_common(other_keys(c.linear));
+  add_common(other_keys(c.has_exact_data()));
   for (const Key& key : c.keys)
     if (std::find(common.begin(), common.end(), key.name) == common.end())
       list.insert(list.begin() + std::ptrdiff_t(at++), &key);

@@ -2,6 +2,7 @@
 #pragma once
 #include "primitives/attention_tiles.hpp"
 #include "primitives/clip.hpp"
+#include "primitives/delta_rule.hpp"
 #include "primitives/eight_bits.hpp"
 #include "primitives/expert_rows.hpp"
 #include "primitives/gate.hpp"
@@ -29,9 +30,10 @@
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
 
-#define SHARDPROOF_RECURRENCE_BODIES(each)                                          \
-  each(ConvForward) each(ConvInput) each(ConvParameter) each(States) each(Adjoints) \
-      each(ChunkDecay) each(FoldStates) each(StateProduct) each(DecayGradient)
+#define SHARDPROOF_RECURRENCE_BODIES(each)                                                       \
+  each(ConvForward) each(ConvInput) each(ConvParameter) each(States) each(Adjoints)              \
+      each(ChunkDecay) each(FoldStates) each(StateProduct) each(DecayGradient) each(DeltaStates) \
+          each(DeltaAdjoints) each(TakeThrough) each(DeltaErrors) each(DeltaKeys) each(DeltaSteps)
 
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \

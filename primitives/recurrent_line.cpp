@@ -11,6 +11,19 @@ Refusal out_of_order(const Case& line) {
               "first, as zigzag_exchange does");
 }
 
+// Each head hands on a state and, for each of its rows, `further` numbers at most.
+std::optional<Rejected> refused_states(const Case& line, int64_t further) {
+  if (Refusal r = refused_context(line)) return r;
+  if (Refusal r =
+          first_refusal(out_of_order(line), undivided(line, "heads", line.ranks(Axis::tp), "tp")))
+    return r;
+  const ContextLine c(line);
+  const int64_t n = line.at("heads"), dk = line.at("head_dim"), dv = line.at("v_dim");
+  return first_refusal(
+      countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), n, std::max(dk, dv)}),
+      countable("the states of all ranks", {c.ranks, c.batch, n, dk, dv + further}));
+}
+
 }  // namespace
 
 std::vector<int64_t> tokens_before(const ContextLine& c, int r) {
@@ -32,16 +45,9 @@ std::optional<Rejected> refused_conv(const Case& line) {
       countable(line, {"channels", "width"}));
 }
 
-std::optional<Rejected> refused_scan(const Case& line) {
-  if (Refusal r = refused_context(line)) return r;
-  if (Refusal r =
-          first_refusal(out_of_order(line), undivided(line, "heads", line.ranks(Axis::tp), "tp")))
-    return r;
-  const ContextLine c(line);
-  const int64_t n = line.at("heads"), dk = line.at("head_dim"), dv = line.at("v_dim");
-  return first_refusal(
-      countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), n, std::max(dk, dv)}),
-      countable("the states of all ranks", {c.ranks, c.batch, n, dk + 1, dv}));
+std::optional<Rejected> refused_scan(const Case& line) { return refused_states(line, 1); }
+std::optional<Rejected> refused_delta(const Case& line) {
+  return refused_states(line, line.at("head_dim"));
 }
 
 }  // namespace shardproof::primitives

@@ -9,5 +9,6 @@ std::vector<int64_t> tokens_before(const ContextLine&, int r);
 
 std::optional<Rejected> refused_conv(const Case&);
 std::optional<Rejected> refused_scan(const Case&);
+std::optional<Rejected> refused_delta(const Case&);
 
 }  // namespace shardproof::primitives

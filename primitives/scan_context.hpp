@@ -20,17 +20,11 @@
 #include <memory>
 #include <vector>
 
-#include "primitives/recurrences.hpp"
-#include "primitives/recurrent_line.hpp"
+#include "primitives/state_context.hpp"
 
 namespace shardproof::primitives {
 
-// What blocks hand to each other: [ranks, entries of their states] and [ranks, decays].
-struct Summaries {
-  View parts, decays;
-};
-
-class ScanContext : public Kernel {
+class ScanContext : public StateContext {
  public:
   std::unique_ptr<Saved> forward(Rank&, std::span<const View> inputs,
                                  std::span<const View> outputs) override;
@@ -38,21 +32,8 @@ class ScanContext : public Kernel {
                 std::span<const View> gradients) override;
 
  protected:
-  virtual std::vector<int64_t> reach(const ContextLine&, int r) const;
-  // By rank: 1 where a state goes through its block.
-  virtual std::vector<int64_t> passes(const ContextLine&) const;
-  // Ranks of which each takes in the one before: up to the block of rank r, and back to it.
-  virtual std::vector<int64_t> before(int r, int p) const;
-  virtual std::vector<int64_t> behind(int r, int p) const;
-  virtual void gather(Rank&, const View& own, const View& all, bool backward);
-  // The state that enters a block, or leaves it backward.
-  virtual void fold(Rank&, const Summaries&, const std::vector<int64_t>& chain, const View& state,
-                    bool backward);
-  // Decays of the own tokens, and those whose product the own block hands on.
-  virtual View decays(Rank&, const View& a) const;
-  virtual View decays_handed_on(Rank&, const View& a) const;
-  // The state before the own tokens, as the gradient of their decays meets it.
-  virtual View state_before(Rank&, const View& entering) const;
+  void fold(Rank&, const Summaries&, const std::vector<int64_t>& chain, const View& state,
+            bool backward) override;
 };
 
 }  // namespace shardproof::primitives

@@ -9,8 +9,10 @@
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
 #include "primitives/conv_context.hpp"
+#include "primitives/delta_context.hpp"
 #include "primitives/scan_context.hpp"
 #include "reference/conv.hpp"
+#include "reference/delta.hpp"
 #include "reference/scan.hpp"
 #include "suites/attention.hpp"
 #include "suites/linear.hpp"
@@ -21,6 +23,7 @@ namespace shardproof {
 namespace {
 
 using namespace contexts;
+using linears::choice;
 using linears::crossed;
 using linears::extent;
 using linears::gauge;
@@ -269,23 +272,30 @@ std::vector<Whole> scan_backward(const Case& c, std::span<const Whole> in,
                 whole(in[2].shape, std::move(d.v)), whole(in[3].shape, std::move(d.a)));
 }
 
-// States of the own heads and sequences; in the ring a rank waits for the one before it, and at
-// tick t rank t (backward: p-1-t) hands on.
-std::vector<Traffic> scan_traffic(const Case& c, const std::string& plan, int rank) {
+// States of the own heads and sequences, and `through` numbers with each that say what its block
+// does to one; in the ring a rank waits for the one before it, and at tick t rank t (backward:
+// p-1-t) hands on.
+std::vector<Traffic> traffic_of_states(const Case& c, const std::string& plan, int rank,
+                                       int64_t through) {
   const int64_t p = ranks(c), r = c.mesh().coordinate(rank, Axis::cp),
-                decays = c.at("heads") / c.ranks(Axis::tp) * own_batch(c),
-                states = decays * c.at("head_dim") * c.at("v_dim");
+                heads = c.at("heads") / c.ranks(Axis::tp) * own_batch(c),
+                states = heads * c.at("head_dim") * c.at("v_dim");
   const DType type = linears::accumulation_of(c);
   std::vector<Traffic> due;
   for (const bool backward : {false, true}) {
     if (plan.empty() && p > 1)
-      due.push_back(over_cp(Op::all_gather, backward, states + (backward ? 0 : decays), type));
+      due.push_back(
+          over_cp(Op::all_gather, backward, states + (backward ? 0 : heads * through), type));
     if (plan == "ring")
       for (int64_t tick = 0; tick + 1 < p; ++tick)
         due.push_back(over_cp(Op::shift, backward, tick == (backward ? p - 1 - r : r) ? states : 0,
                               type, backward ? -1 : 1));
   }
   return due;
+}
+
+std::vector<Traffic> scan_traffic(const Case& c, const std::string& plan, int rank) {
+  return traffic_of_states(c, plan, rank, 1);
 }
 
 // Sums of so many products in o and dv, dq and dk; of four factors in da, whose token has some
@@ -342,6 +352,15 @@ std::vector<std::string> scan_cases(const std::string& tier) {
                                        "tokens=192 heads=2 dtype=f32 fill=normal"})});
 }
 
+// Refused lines, and those on which collectives are broken, of a layer that hands on states.
+void say_lines_of_states(Contract& c) {
+  c.illegal = crossed({c.name}, {"cp=2 layout=zigzag", "cp=4 tokens=10", "tp=4 heads=6",
+                                 "cp=2 seq=8 batch=3 tokens=20", "dp=2", "cp=2 docs=7,-1,8",
+                                 "cp=2 docs=7,1 tokens=9"});
+  c.witnesses = crossed({c.name}, {"cp=2 docs=7,5 heads=2", "cp=3 tokens=12 heads=2",
+                                   "cp=4 tokens=12 heads=2", "cp=2 dp=2 seq=8 batch=2 heads=2"});
+}
+
 Contract scan_context() {
   Contract c;
   c.name = "scan_context";
@@ -361,16 +380,152 @@ Contract scan_context() {
   c.integer_range = scan_range;
   c.cases = scan_cases;
   c.sequences = sequences_of;
-  c.illegal = {"scan_context cp=2 layout=zigzag",
-               "scan_context cp=4 tokens=10",
-               "scan_context tp=4 heads=6",
-               "scan_context cp=2 seq=8 batch=3 tokens=20",
-               "scan_context dp=2",
-               "scan_context cp=2 docs=7,-1,8",
-               "scan_context cp=2 docs=7,1 tokens=9"};
-  c.witnesses = {"scan_context cp=2 docs=7,5 heads=2", "scan_context cp=3 tokens=12 heads=2",
-                 "scan_context cp=4 tokens=12 heads=2",
-                 "scan_context cp=2 dp=2 seq=8 batch=2 heads=2"};
+  say_lines_of_states(c);
+  return c;
+}
+
+// ---- Delta rule
+
+reference::Delta delta_of(const Case& c) {
+  const int64_t keys = c.at("head_dim");
+  return {c.at("heads"), keys, c.at("v_dim"), c.text("gate") == "channel" ? keys : 1};
+}
+
+// A step of (0, 1).
+double step(double drawn, bool) { return 1 / (1 + std::exp(-drawn)); }
+
+std::vector<Operand> delta_operands(const Case& c) {
+  const reference::Delta d = delta_of(c);
+  const auto of = [&](const char* name, Operand::Role role, std::vector<int64_t> features) {
+    return Operand{name, role, token_shape(c, false, std::move(features)), on_tokens(c)};
+  };
+  Operand k = of("k", Operand::input, {d.heads, d.key_dim}),
+          v = of("v", Operand::input, {d.heads, d.value_dim}),
+          a = of("a", Operand::input, {d.heads}), b = a;
+  if (c.text("gate") == "channel") a.shape.push_back(d.key_dim);
+  b.name = "b";
+  // No longer than 1, as keys that were normalised: (I - b k k^T) then lengthens nothing.
+  k.through = [n = double(d.key_dim)](double drawn, bool) {
+    return std::tanh(drawn) / std::sqrt(n);
+  };
+  a.through = [](double drawn, bool) { return decay(drawn, false); };
+  b.through = step;
+  k.linear = a.linear = b.linear = false;
+  v.contraction = 0;
+  return {of("q", Operand::input, {d.heads, d.key_dim}),
+          std::move(k),
+          std::move(v),
+          std::move(a),
+          std::move(b),
+          of("o", Operand::output, {d.heads, d.value_dim})};
+}
+
+std::vector<Whole> delta_forward(const Case& c, std::span<const Whole> in,
+                                 std::vector<Gauge>* gauges) {
+  const auto of = sequences(c);
+  reference::Delta d = delta_of(c);
+  const auto sums = [&](auto size) {
+    return reference::delta(d, of, size(in[0].value), size(in[1].value), size(in[2].value),
+                            size(in[3].value), size(in[4].value));
+  };
+  auto o = sums([](const auto& v) { return v; });
+  d.magnitudes = true;
+  if (gauges)
+    *gauges = listed(scan_gauge(c, reference::delta_roundings(d, longest(c), ranks(c)).o,
+                                sums(reference::absolute)));
+  return listed(whole(in[2].shape, std::move(o)));
+}
+
+std::vector<Whole> delta_backward(const Case& c, std::span<const Whole> in,
+                                  std::span<const Whole> cot, std::vector<Gauge>* gauges) {
+  const auto of = sequences(c);
+  reference::Delta shape = delta_of(c);
+  const auto gradients = [&](auto size) {
+    return reference::delta_backward(shape, of, size(in[0].value), size(in[1].value),
+                                     size(in[2].value), size(in[3].value), size(in[4].value),
+                                     size(cot[0].value));
+  };
+  auto d = gradients([](const auto& v) { return v; });
+  shape.magnitudes = true;
+  if (gauges) {
+    auto m = gradients(reference::absolute);
+    const auto n = reference::delta_roundings(shape, longest(c), ranks(c));
+    *gauges = listed(scan_gauge(c, n.q, std::move(m.q)), scan_gauge(c, n.k, std::move(m.k)),
+                     scan_gauge(c, n.v, std::move(m.v)), scan_gauge(c, n.a, std::move(m.a)),
+                     scan_gauge(c, n.b, std::move(m.b)));
+  }
+  return listed(whole(in[0].shape, std::move(d.q)), whole(in[1].shape, std::move(d.k)),
+                whole(in[2].shape, std::move(d.v)), whole(in[3].shape, std::move(d.a)),
+                whole(in[4].shape, std::move(d.b)));
+}
+
+std::vector<Traffic> delta_traffic(const Case& c, const std::string& plan, int rank) {
+  return traffic_of_states(c, plan, rank, c.at("head_dim") * c.at("head_dim"));
+}
+
+// Over all pairs of tokens of a sequence: four scores, two outer products, and some products each
+// of keys and of values.
+double delta_work(const Case& c) {
+  const double dk = double(c.at("head_dim")), dv = double(c.at("v_dim"));
+  return double(rows_of(c, false) * batch_of(c)) * double(longest(c)) * double(c.at("heads")) *
+         (2 * dk * dv + 12 * dk + 6 * dv);
+}
+
+std::vector<Key> delta_keys() {
+  std::vector<Key> keys = scan_keys();
+  keys.push_back(
+      choice("gate", {"head", "channel"}, "a decay of each head, or of each feature of its keys"));
+  return keys;
+}
+
+std::vector<std::string> delta_cases(const std::string& tier) {
+  const auto smoke = crossed({"delta_context"},
+                             {"cp=2 docs=5,1,6 heads=2", "cp=4 docs=6,9,1 heads=3 gate=channel",
+                              "cp=2 dtype=bf16 tokens=24 heads=3", "cp=2 tp=2 tokens=12 heads=2"});
+  if (tier == "smoke") return smoke;
+  const std::vector<std::string> ranks{"delta_context", "delta_context cp=2", "delta_context cp=3",
+                                       "delta_context cp=4", "delta_context cp=8"};
+  const auto ci =
+      together({smoke,
+                crossed(ranks, {"tokens=24 heads=3", "docs=0,5,0,0,14 dtype=f32 heads=3",
+                                "gate=channel docs=9,7 dtype=f32 heads=2"}),
+                crossed({"delta_context cp=4 heads=3"},
+                        {"dtype=f16 tokens=16", "dtype=bf16 docs=9,7 gate=channel",
+                         "dtype=f32 acc=f64 tokens=16", "strides=transposed docs=9,7",
+                         "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
+                         "head_dim=1 v_dim=5 tokens=12", "head_dim=5 v_dim=1 tokens=8",
+                         "seq=8 batch=3 gate=channel", "cu_seqlens=0,3,3,13",
+                         "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16"}),
+                {"delta_context cp=2 dp=2 seq=8 batch=4 heads=3",
+                 "delta_context cp=2 tp=2 order=cp,tp dtype=f32 tokens=12 heads=4",
+                 "delta_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
+                 "delta_context cp=3 fill=large dtype=f32 tokens=12 heads=3",
+                 "delta_context tp=3 tokens=12"}});
+  if (tier != "nightly") return ci;
+  return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7 gate=channel", "dtype=bf16",
+                                       "docs=3,9,12 dtype=f16", "tokens=96 heads=2 dtype=f32"})});
+}
+
+Contract delta_context() {
+  Contract c;
+  c.name = "delta_context";
+  c.family = "recurrent";
+  c.rounds = true;
+  c.summary =
+      "S_t = (I - b_t k_t k_t^T) a_t S_(t-1) + b_t k_t v_t^T, o_t = S_t^T q_t (Gated DeltaNet, "
+      "Kimi Linear), tokens cut over cp";
+  c.linear = true;
+  c.keys = delta_keys();
+  c.precondition = primitives::refused_delta;
+  c.operands = delta_operands;
+  c.forward = delta_forward;
+  c.backward = delta_backward;
+  c.traffic = delta_traffic;
+  c.plans = {"ring"};
+  c.further_work = delta_work;
+  c.cases = delta_cases;
+  c.sequences = sequences_of;
+  say_lines_of_states(c);
   return c;
 }
 
@@ -379,8 +534,10 @@ Contract scan_context() {
 void family_recurrent(Registry& r) {
   r.add(conv_context());
   r.add(scan_context());
+  r.add(delta_context());
   add_ours<primitives::ConvContext>(r, "conv_context");
   add_ours<primitives::ScanContext>(r, "scan_context");
+  add_ours<primitives::DeltaContext>(r, "delta_context");
 }
 
 }  // namespace shardproof

@@ -10,6 +10,7 @@
 #include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
 #include "primitives/conv_context.hpp"
+#include "primitives/delta_context.hpp"
 #include "primitives/scan_context.hpp"
 
 namespace shardproof {
@@ -198,38 +199,49 @@ struct SummedOverTp final : ConvContext {
 
 // ---- The state of the ranks before
 
-struct NothingBefore final : ScanContext {
+template <class Layer>
+struct NothingBefore final : Layer {
   List before(int, int) const override { return {}; }
 };
-struct OwnStateToo final : ScanContext {
+template <class Layer>
+struct OwnStateToo final : Layer {
   List before(int r, int) const override { return from_to(0, r + 1); }
 };
-struct AllButTheLast final : ScanContext {
+template <class Layer>
+struct AllButTheLast final : Layer {
   List before(int r, int) const override { return from_to(0, std::max(r - 1, 0)); }
 };
-struct FirstRankOnly final : ScanContext {
+template <class Layer>
+struct FirstRankOnly final : Layer {
   List before(int r, int) const override { return from_to(0, std::min(r, 1)); }
 };
-struct NeighbourOnly final : ScanContext {
+template <class Layer>
+struct NeighbourOnly final : Layer {
   List before(int r, int) const override { return from_to(std::max(r - 1, 0), r); }
 };
-struct FromTheRight final : ScanContext {
-  List before(int r, int p) const override { return behind(r, p); }
+template <class Layer>
+struct FromTheRight final : Layer {
+  List before(int r, int p) const override { return this->behind(r, p); }
 };
-struct OrderTurned final : ScanContext {
-  List before(int r, int p) const override { return turned(ScanContext::before(r, p)); }
+template <class Layer>
+struct OrderTurned final : Layer {
+  List before(int r, int p) const override { return turned(Layer::before(r, p)); }
 };
-struct NothingBehind final : ScanContext {
+template <class Layer>
+struct NothingBehind final : Layer {
   List behind(int, int) const override { return {}; }
 };
-struct OwnCotangentToo final : ScanContext {
+template <class Layer>
+struct OwnCotangentToo final : Layer {
   List behind(int r, int p) const override { return turned(from_to(r, p)); }
 };
-struct AllButTheNext final : ScanContext {
+template <class Layer>
+struct AllButTheNext final : Layer {
   List behind(int r, int p) const override { return turned(from_to(std::min(r + 2, p), p)); }
 };
-struct OrderBackTurned final : ScanContext {
-  List behind(int r, int p) const override { return turned(ScanContext::behind(r, p)); }
+template <class Layer>
+struct OrderBackTurned final : Layer {
+  List behind(int r, int p) const override { return turned(Layer::behind(r, p)); }
 };
 
 // States are added up as they are.
@@ -237,20 +249,21 @@ template <bool back>
 struct Undecayed final : ScanContext {
   void fold(Rank& rank, const Summaries& all, const List& chain, const View& state,
             bool backward) override {
-    const View ones = copy_of(rank, all.decays);
+    const View ones = copy_of(rank, all.through);
     if (backward == back) fill(ones, 1);
     ScanContext::fold(rank, {all.parts, ones}, chain, state, backward);
   }
 };
 
 // A state is multiplied by the decays of the block that made it, not of those that it goes through.
-struct DecaysOfTheRankBefore final : ScanContext {
+template <class Layer>
+struct ThroughOfTheRankBefore final : Layer {
   void fold(Rank& rank, const Summaries& all, const List& chain, const View& state,
             bool backward) override {
-    const View late = copy_of(rank, all.decays);
+    const View late = copy_of(rank, all.through);
     const int64_t p = late.shape[0];
-    if (!backward) convert(all.decays.narrow(0, 0, p - 1), late.narrow(0, 1, p - 1));
-    ScanContext::fold(rank, {all.parts, late}, chain, state, backward);
+    if (!backward) convert(all.through.narrow(0, 0, p - 1), late.narrow(0, 1, p - 1));
+    Layer::fold(rank, {all.parts, late}, chain, state, backward);
   }
 };
 
@@ -260,7 +273,7 @@ struct DecayedTwice final : ScanContext {
             bool backward) override {
     ScanContext::fold(rank, all, chain, state, backward);
     if (backward || chain.empty()) return;
-    const View decays = all.decays.narrow(0, chain.back(), 1);
+    const View decays = all.through.narrow(0, chain.back(), 1);
     const int64_t n = state.elements() / decays.elements();
     for (int64_t i = 0; i < state.elements(); ++i)
       store(state.flat(i), state.dtype,
@@ -274,11 +287,13 @@ View without_first(Rank& rank, const View& a) {
   return own;
 }
 // The product of a block's decays begins with its second token.
-struct ProductOneTokenShort final : ScanContext {
+template <class Layer>
+struct ProductOneTokenShort final : Layer {
   View decays_handed_on(Rank& rank, const View& a) const override { return without_first(rank, a); }
 };
 // The state that enters meets the first token undecayed.
-struct FirstDecayLeftOut final : ScanContext {
+template <class Layer>
+struct FirstDecayLeftOut final : Layer {
   View decays(Rank& rank, const View& a) const override { return without_first(rank, a); }
 };
 
@@ -286,16 +301,19 @@ struct FirstDecayLeftOut final : ScanContext {
 struct ProductAcrossDocuments final : ScanContext {
   List passes(const ContextLine& c) const override { return List(size_t(c.ranks), 1); }
 };
-struct ScanAcrossDocuments final : ScanContext {
+template <class Layer>
+struct ScanAcrossDocuments final : Layer {
   List reach(const ContextLine& c, int r) const override { return along_the_row(c, r); }
   List passes(const ContextLine& c) const override { return List(size_t(c.ranks), 1); }
 };
-struct ScanGoingOnAtTheBorder final : ScanContext {
+template <class Layer>
+struct ScanGoingOnAtTheBorder final : Layer {
   List reach(const ContextLine& c, int r) const override { return going_on_at_the_border(c, r); }
 };
 
 // The last state of a forward is where the next one begins.
-class BeginsWithLastState final : public ScanContext {
+template <class Layer>
+class BeginsWithLastState final : public Layer {
   List reach(const ContextLine& c, int r) const override {
     List list = tokens_before(c, r);
     if (r == 0) list[0] = 1;
@@ -303,26 +321,27 @@ class BeginsWithLastState final : public ScanContext {
   }
   void fold(Rank& rank, const Summaries& all, const List& chain, const View& state,
             bool backward) override {
-    ScanContext::fold(rank, all, chain, state, backward);
+    Layer::fold(rank, all, chain, state, backward);
     if (backward) return;
     const auto [kept, fresh] = last_.try_emplace(state.elements(), state.dtype, state.shape);
     if (!fresh && chain.empty()) convert(kept->second.view(), state);
-    ScanContext::fold(rank, all, from_to(0, all.parts.shape[0]), kept->second.view(), false);
+    Layer::fold(rank, all, from_to(0, all.parts.shape[0]), kept->second.view(), false);
   }
   std::map<int64_t, Kept> last_;
 };
 
 // The states of a forward lie in the layer, where the next forward puts its own.
-class StatesInTheLayer final : public ScanContext {
+template <class Layer>
+class StatesInTheLayer final : public Layer {
  public:
   std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
                                  std::span<const View> outputs) override {
-    last_ = ScanContext::forward(rank, inputs, outputs);
+    last_ = Layer::forward(rank, inputs, outputs);
     return std::make_unique<Saved>();
   }
   void backward(Rank& rank, Saved&, std::span<const View> cotangents,
                 std::span<const View> gradients) override {
-    ScanContext::backward(rank, *last_, cotangents, gradients);
+    Layer::backward(rank, *last_, cotangents, gradients);
   }
 
  private:
@@ -330,7 +349,8 @@ class StatesInTheLayer final : public ScanContext {
 };
 
 // What the first token's decay multiplies is taken for 0.
-struct DecayGradientWithoutState final : ScanContext {
+template <class Layer>
+struct GradientsWithoutState final : Layer {
   View state_before(Rank& rank, const View& entering) const override {
     const View zeros = rank.workspace(entering.dtype, entering.shape);
     set_zero(zeros);
@@ -339,14 +359,118 @@ struct DecayGradientWithoutState final : ScanContext {
 };
 
 // States are rounded to the type of activations on their way.
-template <bool back>
-struct InStorageType final : ScanContext {
+template <class Layer, bool back>
+struct InStorageType final : Layer {
   void gather(Rank& rank, const View& own, const View& all, bool backward) override {
     const View narrow = rank.workspace(rank.line().dtype(), own.shape),
                rounded = rank.workspace(own.dtype, own.shape);
     convert(own, narrow);
     convert(narrow, rounded);
-    ScanContext::gather(rank, backward == back ? rounded : own, all, backward);
+    Layer::gather(rank, backward == back ? rounded : own, all, backward);
+  }
+};
+
+// ---- The matrices that a delta rule hands on
+
+// What blocks do to a state is left out, as where outer products are summed.
+template <bool back>
+struct NotTakenThrough final : DeltaContext {
+  void take_through(Rank& rank, const Summaries& all, int64_t block, const View& before,
+                    const View& after, bool backward) override {
+    DeltaContext::take_through(rank, all, block, backward == back ? View{} : before, after,
+                               backward);
+    if (backward == back && before.data) add_into(before, after);
+  }
+};
+
+// A state is only decayed on its way through a block, as that of linear attention.
+struct DecayedOnly final : DeltaContext {
+  View steps_handed_on(Rank& rank, const View& b) const override {
+    const View none = rank.workspace(b.dtype, b.shape);
+    set_zero(none);
+    return none;
+  }
+};
+
+// The matrix of a block is turned forward, or is not backward.
+template <bool back>
+struct TurnedWrongly final : DeltaContext {
+  void take_through(Rank& rank, const Summaries& all, int64_t block, const View& before,
+                    const View& after, bool backward) override {
+    DeltaContext::take_through(rank, all, block, before, after,
+                               backward == back ? !backward : backward);
+  }
+};
+
+// Matrices of several blocks are multiplied in the wrong order: T_1 T_2 E_0.
+struct MatricesInReverse final : DeltaContext {
+  void fold(Rank& rank, const Summaries& all, const List& chain, const View& state,
+            bool backward) override {
+    if (backward || chain.size() < 2) return DeltaContext::fold(rank, all, chain, state, backward);
+    const View zeros = copy_of(rank, all.parts);
+    set_zero(zeros);
+    set_zero(state);
+    View x = rank.workspace(state.dtype, state.shape),
+         next = rank.workspace(state.dtype, state.shape);
+    for (size_t i = 0; i < chain.size(); ++i) {
+      DeltaContext::take_through(rank, all, chain[i], View{}, x, false);
+      for (size_t n = chain.size(); n-- > i + 1; std::swap(x, next))
+        DeltaContext::take_through(rank, {zeros, all.through}, chain[n], x, next, false);
+      add_into(x, state);
+    }
+  }
+};
+
+// The state that enters is taken through the last block once more.
+struct TakenThroughTwice final : DeltaContext {
+  void fold(Rank& rank, const Summaries& all, const List& chain, const View& state,
+            bool backward) override {
+    DeltaContext::fold(rank, all, chain, state, backward);
+    if (backward || chain.empty()) return;
+    const View zeros = copy_of(rank, all.parts);
+    set_zero(zeros);
+    DeltaContext::take_through(rank, {zeros, all.through}, chain.back(), copy_of(rank, state),
+                               state, false);
+  }
+};
+
+// The matrix of a block is multiplied on where a document begins in it.
+struct MatrixAcrossDocuments final : DeltaContext {
+  List passes(const ContextLine& c) const override { return List(size_t(c.ranks), 1); }
+  List reach_handed_on(const ContextLine& c, int r) const override { return along_the_row(c, r); }
+};
+
+// By element what `change` makes of x and of its token's head's y.
+template <class Change>
+View changed(Rank& rank, const View& x, const View& y, Change change) {
+  const View to = copy_of(rank, x);
+  const int64_t features = x.elements() / y.elements();
+  for (int64_t i = 0; i < x.elements(); ++i)
+    store(to.flat(i), to.dtype,
+          change(load(x.flat(i), x.dtype), load(y.flat(i / features), y.dtype)));
+  return to;
+}
+
+// S_t = a S_(t-1) + b k (v - S_(t-1)^T k)^T: what the state has is taken before it is decayed. That
+// is the rule with b / a and a v.
+struct ErrorBeforeDecay final : DeltaContext {
+  View values(Rank& rank, const View& v, const View& a, const View&) const override {
+    return changed(rank, v, a, [](double x, double decay) { return x * decay; });
+  }
+  View steps(Rank& rank, const View& b, const View& a) const override {
+    return changed(rank, b, a, [](double x, double decay) { return x / decay; });
+  }
+};
+
+// The step is taken with v alone: S_t = (I - k k^T) S' + b k v^T.
+struct StepOfValuesOnly final : DeltaContext {
+  View values(Rank& rank, const View& v, const View&, const View& b) const override {
+    return changed(rank, v, b, [](double x, double step) { return x * step; });
+  }
+  View steps(Rank& rank, const View& b, const View&) const override {
+    const View ones = copy_of(rank, b);
+    fill(ones, 1);
+    return ones;
   }
 };
 
@@ -354,11 +478,14 @@ struct InStorageType final : ScanContext {
 
 const char* const conv = "conv_context";
 const char* const scan = "scan_context";
+const char* const delta = "delta_context";
 // Three ranks: with two, left and right neighbour are the same, and no state passes a rank.
 const char* const rows_of_three = "cp=3 tokens=12 channels=2";
 const char* const states_of_three = "cp=3 tokens=12 heads=2";
 const char* const few = "cp=4 tokens=8 channels=2";
 const char* const border = "cp=2 docs=5,1,6 channels=2";
+// Sums of few roundings, and so many that some of them cancel.
+const char* const many_values = "cp=4 dtype=bf16 fill=normal tokens=8 heads=12 head_dim=2 v_dim=32";
 const char* const state_border = "cp=2 docs=5,1,6 heads=2";
 
 const Row rows[] = {
@@ -412,68 +539,120 @@ const Row rows[] = {
     {conv, "bias_gradient_left_out", twin<LastLeftOut<ConvContext>>, "replica,gradient", "forward",
      "a list of parameters kept by hand", rows_of_three, "cp >= 2"},
 
-    {scan, "state_dropped", twin<NothingBefore>, "forward", "ledger", "state-spaces/mamba 597",
-     states_of_three, "cp >= 2"},
-    {scan, "state_of_own_rank_too", twin<OwnStateToo>, "forward", "ledger",
-     "an inclusive scan over ranks in place of an exclusive one", states_of_three, "cp >= 2"},
-    {scan, "state_one_rank_short", twin<AllButTheLast>, "forward", "ledger",
-     "a prefix of ranks that ends one too early", states_of_three, "cp >= 2"},
-    {scan, "state_of_first_rank", twin<FirstRankOnly>, "forward", "ledger",
-     "a broadcast in place of a chain", states_of_three, "cp >= 3"},
-    {scan, "state_of_neighbour", twin<NeighbourOnly>, "forward", "ledger",
-     "fla-org/flash-linear-attention 626: local states sent on before they are whole",
-     states_of_three, "cp >= 3"},
-    {scan, "state_from_right", twin<FromTheRight>, "forward", "ledger",
-     "a ring that is turned the other way", states_of_three, "cp >= 2"},
-    {scan, "states_in_reverse", twin<OrderTurned>, "forward", "ledger",
-     "meta-pytorch/attention-gym 453: summaries of ranks are no commutative sum", states_of_three,
-     "cp >= 3"},
     {scan, "state_not_decayed", twin<Undecayed<false>>, "forward", "ledger",
      "vllm-project/vllm 21783", states_of_three, "cp >= 3"},
-    {scan, "state_decayed_by_rank_before", twin<DecaysOfTheRankBefore>, "forward", "ledger",
-     "vllm-project/vllm 21783", states_of_three, "cp >= 3"},
+    {scan, "state_decayed_by_rank_before", twin<ThroughOfTheRankBefore<ScanContext>>, "forward",
+     "ledger", "vllm-project/vllm 21783", states_of_three, "cp >= 3"},
     {scan, "state_decayed_twice", twin<DecayedTwice>, "forward", "ledger",
      "vllm-project/vllm 21783", states_of_three, "cp >= 2"},
-    {scan, "decay_of_first_token_left_out", twin<FirstDecayLeftOut>, "forward,gradient", "ledger",
-     "vllm-project/vllm 23279: a cumulative sum from the wrong token", states_of_three, "cp >= 2"},
-    {scan, "decay_product_one_short", twin<ProductOneTokenShort>, "forward", "ledger",
-     "vllm-project/vllm 23279: a cumulative sum from the wrong token", states_of_three, "cp >= 3"},
     {scan, "decay_product_across_documents", twin<ProductAcrossDocuments>, "leak,forward", "ledger",
      "vllm-project/vllm 23279", "cp=3 docs=6,6 heads=2",
      "a document that begins inside of a block and goes on behind it"},
-    {scan, "scan_across_documents", twin<ScanAcrossDocuments>, "leak,forward", "gradcheck,ledger",
-     "PrimeIntellect-ai/prime-rl 3000, NovaSky-AI/SkyRL 2056", state_border, "2 documents"},
-    {scan, "scan_beyond_border", twin<ScanGoingOnAtTheBorder>, "leak,forward", "gradcheck,ledger",
-     "PrimeIntellect-ai/prime-rl 3000: local boundaries are insufficient", state_border,
-     "a document that begins with a rank's first token"},
-    {scan, "state_of_earlier_forward", twin<BeginsWithLastState>, "repeat", "forward,ledger",
-     "a cache of states that is not cleared between batches", states_of_three, "two calls"},
-    {scan, "states_shared_by_forwards", twin<StatesInTheLayer>, "accumulate",
-     "forward,gradient,adjoint,ledger", "deepspeedai/DeepSpeed 2800, pytorch/pytorch 139404",
-     states_of_three, "two forwards in flight"},
-    {scan, "state_in_storage_type", twin<InStorageType<false>>, "forward", "ledger",
-     "fla-org/flash-linear-attention 626: states travel in float32",
-     "cp=4 dtype=bf16 fill=normal v_dim=5", "bf16, rounding data"},
-    {scan, "cotangent_not_passed", twin<NothingBehind>, "gradient,adjoint", "forward,ledger",
-     "a final state that is detached", states_of_three, "cp >= 2"},
-    {scan, "cotangent_of_own_rank_too", twin<OwnCotangentToo>, "gradient,adjoint", "forward,ledger",
-     "an inclusive scan over ranks in place of an exclusive one", states_of_three, "cp >= 2"},
-    {scan, "cotangent_one_rank_short", twin<AllButTheNext>, "gradient,adjoint", "forward,ledger",
-     "a suffix of ranks that begins one too late", states_of_three, "cp >= 2"},
-    {scan, "cotangents_in_reverse", twin<OrderBackTurned>, "gradient,adjoint", "forward,ledger",
-     "meta-pytorch/attention-gym 453: the mirror image of the forward", states_of_three, "cp >= 3"},
     {scan, "cotangent_not_decayed", twin<Undecayed<true>>, "gradient,adjoint", "forward,ledger",
      "meta-pytorch/attention-gym 453", states_of_three, "cp >= 3"},
-    {scan, "cotangent_in_storage_type", twin<InStorageType<true>>, "gradient", "forward,ledger",
-     "fla-org/flash-linear-attention 626: states travel in float32",
-     "cp=4 dtype=bf16 fill=normal v_dim=5", "bf16, rounding data"},
-    {scan, "decay_gradient_without_state", twin<DecayGradientWithoutState>, "gradient",
+    {scan, "decay_gradient_without_state", twin<GradientsWithoutState<ScanContext>>, "gradient",
      "forward,adjoint,ledger", "state-spaces/mamba 537: incorrect gradients of dA", states_of_three,
+     "cp >= 2"},
+
+    {delta, "state_not_taken_through", twin<NotTakenThrough<false>>, "forward", "ledger",
+     "states of ranks that are summed", states_of_three, "cp >= 3"},
+    {delta, "state_decayed_only", twin<DecayedOnly>, "forward", "ledger",
+     "a chain of linear attention around a delta rule", states_of_three, "cp >= 3"},
+    {delta, "matrix_turned", twin<TurnedWrongly<false>>, "forward", "ledger",
+     "[d_k, d_k] read by columns", states_of_three, "cp >= 3"},
+    {delta, "matrices_in_reverse", twin<MatricesInReverse>, "forward", "ledger",
+     "AI-Hypercomputer/maxtext 4932: (A2 A1, A2 B1 + B2), and A1 A2 is another", "cp=4 heads=2",
+     "cp >= 4"},
+    {delta, "matrix_of_rank_before", twin<ThroughOfTheRankBefore<DeltaContext>>, "forward",
+     "ledger", "factors of another block, as vllm-project/vllm 21783", states_of_three, "cp >= 3"},
+    {delta, "state_taken_through_twice", twin<TakenThroughTwice>, "forward", "ledger",
+     "as vllm-project/vllm 21783", states_of_three, "cp >= 2"},
+    {delta, "matrix_across_documents", twin<MatrixAcrossDocuments>, "leak,forward", "ledger",
+     "as vllm-project/vllm 23279", "cp=3 docs=6,6 heads=2",
+     "a document that begins inside of a block and goes on behind it"},
+    {delta, "error_before_decay", twin<ErrorBeforeDecay>, "forward,gradient", "ledger",
+     "fla-org/flash-linear-attention 885: the state is decayed first", states_of_three,
+     "2 tokens, gate=head"},
+    {delta, "step_of_values_only", twin<StepOfValuesOnly>, "forward,gradient", "ledger",
+     "b on v and not on what the state has", states_of_three, "2 tokens"},
+    {delta, "cotangent_not_taken_through", twin<NotTakenThrough<true>>, "gradient,adjoint",
+     "forward,ledger", "meta-pytorch/attention-gym 453", states_of_three, "cp >= 3"},
+    {delta, "matrix_not_turned_back", twin<TurnedWrongly<true>>, "gradient,adjoint",
+     "forward,ledger", "T in place of T^T in a backward that is the forward's code",
+     states_of_three, "cp >= 3"},
+    {delta, "gradients_without_state", twin<GradientsWithoutState<DeltaContext>>, "gradient",
+     "forward,adjoint,ledger",
+     "state-spaces/mamba 537: incorrect gradients of what acts on a state", states_of_three,
      "cp >= 2"},
 };
 
+// Of every layer whose state crosses ranks.
+template <class Layer>
+void add_of_states(Registry& registry, const char* contract) {
+  const RowsOf of{contract};
+  const Row shared[] = {
+      of("state_dropped", twin<NothingBefore<Layer>>, "forward", "ledger",
+         "state-spaces/mamba 597, AI-Hypercomputer/maxtext 4932", states_of_three, "cp >= 2"),
+      of("state_of_own_rank_too", twin<OwnStateToo<Layer>>, "forward", "ledger",
+         "an inclusive scan over ranks in place of an exclusive one", states_of_three, "cp >= 2"),
+      of("state_one_rank_short", twin<AllButTheLast<Layer>>, "forward", "ledger",
+         "a prefix of ranks that ends one too early", states_of_three, "cp >= 2"),
+      of("state_of_first_rank", twin<FirstRankOnly<Layer>>, "forward", "ledger",
+         "a broadcast in place of a chain", states_of_three, "cp >= 3"),
+      of("state_of_neighbour", twin<NeighbourOnly<Layer>>, "forward", "ledger",
+         "fla-org/flash-linear-attention 626: local states sent on before they are whole",
+         states_of_three, "cp >= 3"),
+      of("state_from_right", twin<FromTheRight<Layer>>, "forward", "ledger",
+         "a ring that is turned the other way", states_of_three, "cp >= 2"),
+      of("states_in_reverse", twin<OrderTurned<Layer>>, "forward", "ledger",
+         "meta-pytorch/attention-gym 453: summaries of ranks are no commutative sum",
+         states_of_three, "cp >= 3"),
+      of("decay_of_first_token_left_out", twin<FirstDecayLeftOut<Layer>>, "forward,gradient",
+         "ledger", "vllm-project/vllm 23279: a cumulative sum from the wrong token",
+         states_of_three, "cp >= 2"),
+      of("decay_product_one_short", twin<ProductOneTokenShort<Layer>>, "forward", "ledger",
+         "vllm-project/vllm 23279, gittensor-ai-lab/sparkinfer 604: a cumulative sum of other "
+         "tokens",
+         states_of_three, "cp >= 3"),
+      of("scan_across_documents", twin<ScanAcrossDocuments<Layer>>, "leak,forward",
+         "gradcheck,ledger", "PrimeIntellect-ai/prime-rl 3000, NovaSky-AI/SkyRL 2056", state_border,
+         "2 documents"),
+      of("scan_beyond_border", twin<ScanGoingOnAtTheBorder<Layer>>, "leak,forward",
+         "gradcheck,ledger", "PrimeIntellect-ai/prime-rl 3000: local boundaries are insufficient",
+         state_border, "a document that begins with a rank's first token"),
+      of("state_of_earlier_forward", twin<BeginsWithLastState<Layer>>, "repeat", "forward,ledger",
+         "a cache of states that is not cleared between batches, tile-ai/TileOPs 1963",
+         states_of_three, "two calls"),
+      of("states_shared_by_forwards", twin<StatesInTheLayer<Layer>>, "accumulate",
+         "forward,gradient,adjoint,ledger", "deepspeedai/DeepSpeed 2800, pytorch/pytorch 139404",
+         states_of_three, "two forwards in flight"),
+      of("state_in_storage_type", twin<InStorageType<Layer, false>>, "forward", "ledger",
+         "fla-org/flash-linear-attention 626: states travel in float32", many_values,
+         "bf16, rounding data"),
+      of("cotangent_not_passed", twin<NothingBehind<Layer>>, "gradient,adjoint", "forward,ledger",
+         "a final state that is detached", states_of_three, "cp >= 2"),
+      of("cotangent_of_own_rank_too", twin<OwnCotangentToo<Layer>>, "gradient,adjoint",
+         "forward,ledger", "an inclusive scan over ranks in place of an exclusive one",
+         states_of_three, "cp >= 2"),
+      of("cotangent_one_rank_short", twin<AllButTheNext<Layer>>, "gradient,adjoint",
+         "forward,ledger", "a suffix of ranks that begins one too late", states_of_three,
+         "cp >= 2"),
+      of("cotangents_in_reverse", twin<OrderBackTurned<Layer>>, "gradient,adjoint",
+         "forward,ledger", "meta-pytorch/attention-gym 453: the mirror image of the forward",
+         states_of_three, "cp >= 3"),
+      of("cotangent_in_storage_type", twin<InStorageType<Layer, true>>, "gradient",
+         "forward,ledger", "fla-org/flash-linear-attention 626: states travel in float32",
+         many_values, "bf16, rounding data"),
+  };
+  controls::add(registry, shared);
+}
+
 }  // namespace
 
-void controls_recurrent(Registry& registry) { controls::add(registry, rows); }
+void controls_recurrent(Registry& registry) {
+  controls::add(registry, rows);
+  add_of_states<ScanContext>(registry, scan);
+  add_of_states<DeltaContext>(registry, delta);
+}
 
 }  // namespace shardproof

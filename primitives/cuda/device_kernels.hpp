@@ -8,6 +8,7 @@
 #include "primitives/block.hpp"
 #include "primitives/conv_context.hpp"
 #include "primitives/cuda/twins.hpp"
+#include "primitives/delta_context.hpp"
 #include "primitives/expert_alltoall.hpp"
 #include "primitives/expert_balance.hpp"
 #include "primitives/expert_mlp.hpp"
@@ -122,6 +123,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"zigzag_exchange", ours<primitives::ZigzagExchange>},
     DeviceKernel{"conv_context", ours<primitives::ConvContext>},
     DeviceKernel{"scan_context", ours<primitives::ScanContext>},
+    DeviceKernel{"delta_context", ours<primitives::DeltaContext>},
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
     DeviceKernel{"vocab_log_softmax", ours<primitives::VocabLogSoftmax>},

@@ -395,6 +395,80 @@ void example(Pool& p, const Variant& v, DecayGradient& b) {
        p.unwritten(v.number(), {2 * v.rows, 1}),
        v.wide};
 }
+DeltaRule delta_rule(Pool& p, const Variant& v) {
+  const bool by_channel = v.rows % 2;
+  DeltaRule rule{chunk(p, v), of_tokens(p, v, keys_of_state, 4), of_tokens(p, v, 1, 5),
+                 by_channel ? keys_of_state : 1};
+  if (by_channel)
+    rule.chunk.a = p.tensor(v.number(), {2 * v.rows, 1, keys_of_state},
+                            [](int64_t i) { return i % 3 ? 1 : -1; });
+  // Keys of one feature at a time, and steps of 0 and 2: a state is mirrored, and does not grow.
+  rule.k = p.tensor(v.number(), {2 * v.rows, 1, keys_of_state},
+                    [](int64_t i) { return (i + i / 6) % 2; });
+  rule.b = p.tensor(v.number(), {2 * v.rows, 1}, [](int64_t i) { return i % 5 ? 2 : 0; });
+  return rule;
+}
+void example(Pool& p, const Variant& v, DeltaStates& b) {
+  const bool of_matrix = v.columns == keys_of_state;
+  b = {delta_rule(p, v),
+       of_matrix ? Tensor{} : of_tokens(p, v, v.columns, 1),
+       of_matrix ? Tensor{} : of_states(p, v, 2, 2),
+       unwritten_states(p, v, 2 * v.rows),
+       unwritten_states(p, v, 2),
+       v.columns,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, DeltaAdjoints& b) {
+  b = {delta_rule(p, v),
+       of_tokens(p, v, keys_of_state, 1),
+       of_tokens(p, v, v.columns, 2),
+       of_states(p, v, 2, 3),
+       unwritten_states(p, v, 2 * v.rows),
+       unwritten_states(p, v, 2),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, TakeThrough& b) {
+  b = {p.tensor(v.number(), {v.rows, keys_of_state, keys_of_state}, integers(1)),
+       of_states(p, v, v.rows, 2),
+       of_states(p, v, v.rows, 3),
+       unwritten_states(p, v, v.rows),
+       keys_of_state,
+       v.columns,
+       v.rows % 2 == 0,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, DeltaErrors& b) {
+  b = {delta_rule(p, v),
+       of_tokens(p, v, v.columns, 1),
+       of_states(p, v, 2, 2),
+       of_states(p, v, 2 * v.rows, 3),
+       of_states(p, v, 2 * v.rows, 4),
+       p.unwritten(v.number(), {2 * v.rows, 1, v.columns}),
+       p.unwritten(v.number(), {2 * v.rows, 1, v.columns}),
+       p.unwritten(Number::bf16, {2 * v.rows, 1, v.columns}),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, DeltaKeys& b) {
+  b = {delta_rule(p, v),
+       of_states(p, v, 2, 1),
+       of_states(p, v, 2 * v.rows, 2),
+       of_states(p, v, 2 * v.rows, 3),
+       of_tokens(p, v, v.columns, 6),
+       of_tokens(p, v, v.columns, 7),
+       p.unwritten(v.number(), {2 * v.rows, 1, keys_of_state}),
+       p.unwritten(v.number(), {2 * v.rows, 1, keys_of_state}),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, DeltaSteps& b) {
+  b = {of_tokens(p, v, v.columns, 1),
+       of_tokens(p, v, v.columns, 2),
+       of_tokens(p, v, keys_of_state, 3),
+       p.unwritten(v.number(), {2 * v.rows, 1}),
+       v.rows % 2 ? Tensor{} : p.unwritten(v.number(), {2 * v.rows, 1}),
+       keys_of_state,
+       v.columns,
+       v.wide};
+}
 
 // Every third token predicts nothing.
 Predictions predictions(Pool& p, const Variant& v) {

@@ -20,6 +20,7 @@
 #include "reference/scan.hpp"
 #include "reference/sequences.hpp"
 #include "suites/self/goldens.hpp"
+#include "suites/self/tensors.hpp"
 
 namespace shardproof {
 
@@ -434,7 +435,7 @@ struct RingScan final : primitives::ScanContext {
   }
   static void hand_on(const primitives::Summaries& all, int r, bool through, const View& state,
                       const View& leaving) {
-    const View part = all.parts.narrow(0, r, 1), decays = all.decays.narrow(0, r, 1);
+    const View part = all.parts.narrow(0, r, 1), decays = all.through.narrow(0, r, 1);
     const int64_t n = state.elements() / decays.elements();
     for (int64_t i = 0; i < state.elements(); ++i) {
       const double before =
@@ -516,15 +517,6 @@ TEST(Plans, SubjectsOfThemPassEveryCheck) {
 }
 
 // ---- Bodies
-
-primitives::Tensor tensor_of(Values& v, std::vector<int64_t> shape) {
-  return primitives::tensor(
-      view_of(reinterpret_cast<std::byte*>(v.data()), DType::f64, std::move(shape)));
-}
-primitives::Tensor tensor_of(List& v) {
-  return primitives::tensor(
-      view_of(reinterpret_cast<std::byte*>(v.data()), DType::i64, {int64_t(v.size())}));
-}
 
 // A state of infinities stays in its document: what does not go through is selected, not
 // multiplied.
