@@ -30,10 +30,11 @@
 #define SHARDPROOF_LOSS_BODIES(each) \
   each(TokenLoss) each(LossSums) each(LossMean) each(LossGradient)
 
-#define SHARDPROOF_RECURRENCE_BODIES(each)                                                       \
-  each(ConvForward) each(ConvInput) each(ConvParameter) each(States) each(Adjoints)              \
-      each(ChunkDecay) each(FoldStates) each(StateProduct) each(DecayGradient) each(DeltaStates) \
-          each(DeltaAdjoints) each(TakeThrough) each(DeltaErrors) each(DeltaKeys) each(DeltaSteps)
+#define SHARDPROOF_RECURRENCE_BODIES(each)                                            \
+  each(ConvForward) each(ConvInput) each(ConvParameter) each(States) each(Adjoints)   \
+      each(DecayOfLogarithm) each(ChunkDecay) each(FoldStates) each(StateProduct)     \
+          each(DecayGradient) each(DeltaStates) each(DeltaAdjoints) each(TakeThrough) \
+              each(DeltaErrors) each(DeltaKeys) each(DeltaSteps)
 
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \

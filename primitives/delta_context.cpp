@@ -5,7 +5,7 @@ namespace {
 
 struct DeltaSaved : Saved {
   View q, k, v, a, b;
-  Kept reach, entering, states, summaries;
+  Kept reach, factors, entering, states, summaries;
 };
 
 DeltaRule rule_of(const StateExtents& e, const View& a, const View& k, const View& b,
@@ -56,8 +56,8 @@ std::unique_ptr<Saved> DeltaContext::forward(Rank& rank, std::span<const View> i
   const bool wide = !in_single(line);
   const DType type = accumulation_of(line);
   auto saved = std::make_unique<DeltaSaved>();
-  saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2], saved->a = inputs[3],
-  saved->b = inputs[4];
+  saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2], saved->b = inputs[4];
+  saved->a = factors(rank, inputs[3], saved->factors);
   saved->reach = uploaded(reach(c, cp.rank()));
   const StateExtents e(saved->q, saved->v, c.batch);
   saved->entering = Kept(type, {e.entries()});
@@ -125,6 +125,7 @@ void DeltaContext::backward(Rank& rank, Saved& state, std::span<const View> cota
   const Tensor errors = tensor(rank.workspace(type, saved.v.shape)),
                weights = tensor(rank.workspace(type, saved.v.shape)),
                terms = tensor(rank.workspace(type, saved.k.shape));
+  const View of_decays = decay_gradient(rank, gradients[3]);
   const char* what = "a gradient of the delta rule";
   const bool by_channel = rule.gates > 1 || e.key_dim == 1;
   perform(StateProduct{S, g, rule.chunk.reach, tensor(gradients[0]), e.heads, e.key_dim,
@@ -134,11 +135,12 @@ void DeltaContext::backward(Rank& rank, Saved& state, std::span<const View> cota
                       weights, tensor(gradients[2]), wide},
           what);
   perform(DeltaKeys{rule, before, S, G, errors, weights, tensor(gradients[1]),
-                    by_channel ? tensor(gradients[3]) : terms, wide},
+                    by_channel ? tensor(of_decays) : terms, wide},
           what);
   perform(DeltaSteps{errors, weights, terms, tensor(gradients[4]),
-                     by_channel ? Tensor{} : tensor(gradients[3]), e.key_dim, e.value_dim, wide},
+                     by_channel ? Tensor{} : tensor(of_decays), e.key_dim, e.value_dim, wide},
           what);
+  hand_out(rank, of_decays, saved.a, gradients[3]);
 }
 
 }  // namespace shardproof::primitives

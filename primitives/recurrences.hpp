@@ -5,6 +5,8 @@
 //   tokens     row by row, `batch` sequences side by side: the one before t is t - batch
 //   state      S [d_k, d_v] of a head and a sequence
 #pragma once
+#include <cmath>
+
 #include "primitives/element.hpp"
 
 namespace shardproof::primitives {
@@ -82,6 +84,26 @@ struct ConvParameter {
   SHARDPROOF_HD void put(int64_t column, A sum) const {
     sums.store(column, sum);
   }
+};
+
+// A decay of its logarithm; and, with the decay, the gradient of the logarithm of that of the
+// decay.
+struct DecayOfLogarithm {
+  static constexpr Shape shape = Shape::elements;
+  Tensor x, decay, out;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(x), f(decay), f(out);
+  }
+  SHARDPROOF_HD int64_t count() const { return out.elements; }
+  template <class A>
+  SHARDPROOF_HD void in(int64_t i) const {
+    const A value = x.load<A>(i);
+    if (!decay.there()) return out.store(i, std::exp(value));
+    out.store(i, value == A(0) ? A(0) : A(value * decay.load<A>(i)));  // of padding it is not read
+  }
+  SHARDPROOF_HD void at(int64_t i) const { wide ? in<double>(i) : in<float>(i); }
 };
 
 // What a recurrence is made over: rows of `batch` sequences with `heads` heads each.

@@ -34,6 +34,8 @@ std::vector<int64_t> tokens_before(const ContextLine& c, int r) {
   return list;
 }
 
+bool decays_are_logarithms(const Case& line) { return line.text("decay") == "log"; }
+
 std::optional<Rejected> refused_conv(const Case& line) {
   if (Refusal r = refused_context(line)) return r;
   if (Refusal r = first_refusal(out_of_order(line),

@@ -7,6 +7,8 @@ namespace shardproof::primitives {
 // By token of rank r: how many tokens of its own document come before it, -1 where it is padding.
 std::vector<int64_t> tokens_before(const ContextLine&, int r);
 
+bool decays_are_logarithms(const Case&);
+
 std::optional<Rejected> refused_conv(const Case&);
 std::optional<Rejected> refused_scan(const Case&);
 std::optional<Rejected> refused_delta(const Case&);

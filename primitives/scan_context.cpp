@@ -7,7 +7,7 @@ namespace {
 
 struct ScanSaved : Saved {
   View q, k, v, a;
-  Kept reach, entering, states, summaries;
+  Kept reach, factors, entering, states, summaries;
 };
 
 }  // namespace
@@ -30,7 +30,8 @@ std::unique_ptr<Saved> ScanContext::forward(Rank& rank, std::span<const View> in
   const ContextLine c(line);
   const bool wide = !in_single(line);
   auto saved = std::make_unique<ScanSaved>();
-  saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2], saved->a = inputs[3];
+  saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2];
+  saved->a = factors(rank, inputs[3], saved->factors);
   saved->reach = uploaded(reach(c, cp.rank()));
   const StateExtents e(inputs[0], inputs[2], c.batch);
   saved->entering = Kept(accumulation_of(line), {e.entries()});
@@ -92,9 +93,11 @@ void ScanContext::backward(Rank& rank, Saved& state, std::span<const View> cotan
   product(S, g, false, gradients[0]);
   product(G, tensor(saved.v), false, gradients[1]);
   product(G, tensor(saved.k), true, gradients[2]);
+  const View of_decays = decay_gradient(rank, gradients[3]);
   perform(DecayGradient{chunk, S, G, tensor(state_before(rank, saved.entering.view())),
-                        tensor(gradients[3]), wide},
+                        tensor(of_decays), wide},
           "the gradient of decays");
+  hand_out(rank, of_decays, saved.a, gradients[3]);
 }
 
 }  // namespace shardproof::primitives

@@ -34,6 +34,16 @@ struct StateExtents {
 
 class StateContext : public Kernel {
  protected:
+  // decay=log: decays of what comes as their logarithms, and gradients of these.
+  virtual void decays_of(Rank&, const View& logarithms, const View& decays);
+  virtual void gradient_of_logarithms(Rank&, const View& of_decays, const View& decays,
+                                      const View& gradient);
+  // What a is of: itself, or `kept`, which is filled.
+  View factors(Rank&, const View& a, Kept& kept);
+  // Where the gradient of decays is put, from where it is handed out: there, or a workspace.
+  View decay_gradient(Rank&, const View& gradient);
+  void hand_out(Rank&, const View& of_decays, const View& decays, const View& gradient);
+
   virtual std::vector<int64_t> reach(const ContextLine&, int r) const;
   // By rank: 1 where a state goes through its block.
   virtual std::vector<int64_t> passes(const ContextLine&) const;

@@ -14,6 +14,7 @@
 #include "reference/conv.hpp"
 #include "reference/delta.hpp"
 #include "reference/scan.hpp"
+#include "reference/sequences.hpp"
 #include "suites/attention.hpp"
 #include "suites/linear.hpp"
 #include "suites/ours.hpp"
@@ -224,14 +225,78 @@ double decay(double drawn, bool integer) {
   return 1 - 0.25 / (1 + std::exp(drawn));
 }
 
+bool in_logarithms(const Case& c) { return c.text("decay") == "log"; }
+
+// a [tokens, heads], or of each of `gates` features.
+Operand decays(const Case& c, int64_t gates = 0) {
+  std::vector<int64_t> features{c.at("heads")};
+  if (gates) features.push_back(gates);
+  Operand a{"a", Operand::input, token_shape(c, false, std::move(features)), on_tokens(c)};
+  a.through = decay, a.linear = false;
+  if (in_logarithms(c)) a.through = [](double x, bool) { return std::log(decay(x, false)); };
+  return a;
+}
+
+reference::Values factors(const Case& c, const Whole& a) {
+  reference::Values list = a.value;
+  for (double& x : list)
+    if (in_logarithms(c)) x = std::exp(x);
+  return list;
+}
+
+// Of decays that are differences of running sums G of logarithms, exponentiated: the two sums are
+// off by a rounding of |G| a token, and telescope over the decays of a term; each difference and
+// exponential is off by itself, |x| and 4 roundings.
+int64_t roundings_of_logarithms(const Case& c, const Whole& a) {
+  if (!in_logarithms(c)) return 0;
+  const size_t columns = a.value.size() / sequences(c).size();
+  double most = 0;
+  for (const auto& places : reference::places_by_sequence(sequences(c)))
+    for (size_t column = 0; column < columns; ++column) {
+      double sum = 0;
+      for (const size_t t : places) sum += std::abs(a.value[t * columns + column]);
+      most = std::max(most, sum);
+    }
+  const int64_t length = longest(c);
+  return int64_t(std::ceil(double(2 * length + 1) * most)) + 4 * length;
+}
+
+// Gradients of logarithms: a da, or sums over the tokens behind of q dq - k dk, whose terms cancel.
+// `own`: magnitudes of da; q, k and theirs of dq and dk.
+reference::Values of_logarithms(const Case& c, reference::Values own, const Whole& a,
+                                const Whole& q, const Whole& k, const reference::Values& dq,
+                                const reference::Values& dk) {
+  const auto decay = factors(c, a);
+  const size_t columns = own.size() / sequences(c).size(), features = q.value.size() / own.size();
+  for (const auto& places : reference::places_by_sequence(sequences(c)))
+    for (size_t column = 0; column < columns; ++column) {
+      double behind = 0;
+      for (size_t n = places.size(); n-- > 0;) {
+        const size_t at = places[n] * columns + column;
+        for (size_t i = at * features; i < (at + 1) * features; ++i)
+          behind += std::abs(q.value[i]) * dq[i] + std::abs(k.value[i]) * dk[i];
+        own[at] = own[at] * decay[at] + behind;
+      }
+    }
+  return own;
+}
+
+// So many of a term, a product with a of those of da; or one with q, and the sums over features and
+// tokens, of those of dq.
+int64_t roundings_of_gradient(const Case& c, int64_t of_decays, int64_t of_keys) {
+  return std::max(of_decays + 1, of_keys + 1 + 2 * c.at("head_dim") + longest(c));
+}
+
+void times(reference::Values& x, const reference::Values& y) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= y[i];
+}
+
 std::vector<Operand> scan_operands(const Case& c) {
   const int64_t n = c.at("heads"), dk = c.at("head_dim"), dv = c.at("v_dim");
-  Operand a{"a", Operand::input, token_shape(c, false, {n}), on_tokens(c)};
-  a.through = decay, a.linear = false;
   return {{"q", Operand::input, token_shape(c, false, {n, dk}), on_tokens(c)},
           {"k", Operand::input, token_shape(c, false, {n, dk}), on_tokens(c)},
           {"v", Operand::input, token_shape(c, false, {n, dv}), on_tokens(c), true, 0},
-          std::move(a),
+          decays(c),
           {"o", Operand::output, token_shape(c, false, {n, dv}), on_tokens(c)}};
 }
 
@@ -244,12 +309,15 @@ Gauge scan_gauge(const Case& c, int64_t roundings, reference::Values magnitude) 
 std::vector<Whole> scan_forward(const Case& c, std::span<const Whole> in,
                                 std::vector<Gauge>* gauges) {
   const auto of = sequences(c);
+  const auto a = factors(c, in[3]);
   const auto sums = [&](auto size) {
     return reference::scan(scan_of(c), of, size(in[0].value), size(in[1].value), size(in[2].value),
-                           size(in[3].value));
+                           size(a));
   };
   if (gauges)
-    *gauges = listed(scan_gauge(c, reference::scan_roundings(scan_of(c), longest(c), ranks(c)).o,
+    *gauges = listed(scan_gauge(c,
+                                reference::scan_roundings(scan_of(c), longest(c), ranks(c)).o +
+                                    roundings_of_logarithms(c, in[3]),
                                 sums(reference::absolute)));
   return listed(whole(in[2].shape, sums([](const auto& v) { return v; })));
 }
@@ -257,16 +325,22 @@ std::vector<Whole> scan_forward(const Case& c, std::span<const Whole> in,
 std::vector<Whole> scan_backward(const Case& c, std::span<const Whole> in,
                                  std::span<const Whole> cot, std::vector<Gauge>* gauges) {
   const auto of = sequences(c);
+  const auto a = factors(c, in[3]);
   const auto gradients = [&](auto size) {
     return reference::scan_backward(scan_of(c), of, size(in[0].value), size(in[1].value),
-                                    size(in[2].value), size(in[3].value), size(cot[0].value));
+                                    size(in[2].value), size(a), size(cot[0].value));
   };
   auto d = gradients([](const auto& v) { return v; });
+  if (in_logarithms(c)) times(d.a, a);
   if (gauges) {
     auto m = gradients(reference::absolute);
     const auto n = reference::scan_roundings(scan_of(c), longest(c), ranks(c));
-    *gauges = listed(scan_gauge(c, n.q, std::move(m.q)), scan_gauge(c, n.k, std::move(m.k)),
-                     scan_gauge(c, n.v, std::move(m.v)), scan_gauge(c, n.a, std::move(m.a)));
+    const int64_t more = roundings_of_logarithms(c, in[3]);
+    if (in_logarithms(c)) m.a = of_logarithms(c, std::move(m.a), in[3], in[0], in[1], m.q, m.k);
+    const int64_t n_a = in_logarithms(c) ? roundings_of_gradient(c, n.a, std::max(n.q, n.k)) : n.a;
+    *gauges = listed(
+        scan_gauge(c, n.q + more, std::move(m.q)), scan_gauge(c, n.k + more, std::move(m.k)),
+        scan_gauge(c, n.v + more, std::move(m.v)), scan_gauge(c, n_a + more, std::move(m.a)));
   }
   return listed(whole(in[0].shape, std::move(d.q)), whole(in[1].shape, std::move(d.k)),
                 whole(in[2].shape, std::move(d.v)), whole(in[3].shape, std::move(d.a)));
@@ -301,6 +375,7 @@ std::vector<Traffic> scan_traffic(const Case& c, const std::string& plan, int ra
 // Sums of so many products in o and dv, dq and dk; of four factors in da, whose token has some
 // tokens before it and the rest behind.
 std::optional<int64_t> scan_range(const Case& c) {
+  if (in_logarithms(c)) return std::nullopt;
   const int64_t length = longest(c), dk = c.at("head_dim"), dv = c.at("v_dim");
   const auto three = range_of_products(c, length * std::max(dk, dv), 3),
              four = range_of_products(c, length * length / 4 * dk * dv + 1, 4);
@@ -320,6 +395,8 @@ std::vector<Key> scan_keys() {
   keys.push_back(extent("heads", "6", 1, "each of which has a state"));
   keys.push_back(extent("head_dim", "3", 1, "features of q and k, rows of a state"));
   keys.push_back(extent("v_dim", "2", 1, "features of v and o, columns of a state"));
+  keys.push_back(
+      choice("decay", {"factor", "log"}, "a is what a state is multiplied by, or its logarithm"));
   return keys;
 }
 
@@ -331,21 +408,22 @@ std::vector<std::string> scan_cases(const std::string& tier) {
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"scan_context", "scan_context cp=2", "scan_context cp=3",
                                        "scan_context cp=4", "scan_context cp=8"};
-  const auto ci =
-      together({smoke,
-                crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal heads=3"}),
-                crossed({"scan_context cp=4 heads=3"},
-                        {"dtype=f32 tokens=16", "dtype=f16 fill=normal tokens=16",
-                         "dtype=bf16 fill=normal docs=9,7",
-                         "dtype=f32 acc=f64 fill=normal tokens=16", "strides=transposed docs=9,7",
-                         "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
-                         "head_dim=1 v_dim=5 tokens=12", "seq=8 batch=3", "cu_seqlens=0,3,3,13",
-                         "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16 fill=normal", "fill=normal"}),
-                {"scan_context cp=2 dp=2 seq=8 batch=4 heads=3",
-                 "scan_context cp=2 tp=2 order=cp,tp dtype=f32 fill=normal tokens=12 heads=4",
-                 "scan_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
-                 "scan_context cp=3 fill=large dtype=f32 tokens=12 heads=3",
-                 "scan_context tp=3 tokens=12"}});
+  const auto ci = together(
+      {smoke,
+       crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal heads=3"}),
+       crossed({"scan_context cp=4 heads=3"},
+               {"dtype=f32 tokens=16", "dtype=f16 fill=normal tokens=16",
+                "dtype=bf16 fill=normal docs=9,7", "dtype=f32 acc=f64 fill=normal tokens=16",
+                "strides=transposed docs=9,7", "strides=expanded tokens=16",
+                "fill=cancelling dtype=f32 tokens=16", "head_dim=1 v_dim=5 tokens=12",
+                "seq=8 batch=3", "cu_seqlens=0,3,3,13",
+                "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16 fill=normal", "fill=normal",
+                "decay=log fill=normal docs=9,7", "decay=log fill=normal dtype=f32 tokens=16"}),
+       {"scan_context cp=2 dp=2 seq=8 batch=4 heads=3",
+        "scan_context cp=2 tp=2 order=cp,tp dtype=f32 fill=normal tokens=12 heads=4",
+        "scan_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
+        "scan_context cp=3 fill=large dtype=f32 tokens=12 heads=3",
+        "scan_context tp=3 tokens=12"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7", "dtype=bf16 fill=normal",
                                        "docs=3,9,12 dtype=f16 fill=normal",
@@ -378,6 +456,10 @@ Contract scan_context() {
   c.plans = {"ring"};
   c.further_work = scan_work;
   c.integer_range = scan_range;
+  c.inexact = [](const Case& line) -> std::optional<Contract::Inexact> {
+    if (!in_logarithms(line)) return std::nullopt;
+    return Contract::Inexact{"decay=log", "fill=normal"};
+  };
   c.cases = scan_cases;
   c.sequences = sequences_of;
   say_lines_of_states(c);
@@ -401,21 +483,18 @@ std::vector<Operand> delta_operands(const Case& c) {
   };
   Operand k = of("k", Operand::input, {d.heads, d.key_dim}),
           v = of("v", Operand::input, {d.heads, d.value_dim}),
-          a = of("a", Operand::input, {d.heads}), b = a;
-  if (c.text("gate") == "channel") a.shape.push_back(d.key_dim);
-  b.name = "b";
+          b = of("b", Operand::input, {d.heads});
   // No longer than 1, as keys that were normalised: (I - b k k^T) then lengthens nothing.
   k.through = [n = double(d.key_dim)](double drawn, bool) {
     return std::tanh(drawn) / std::sqrt(n);
   };
-  a.through = [](double drawn, bool) { return decay(drawn, false); };
   b.through = step;
-  k.linear = a.linear = b.linear = false;
+  k.linear = b.linear = false;
   v.contraction = 0;
   return {of("q", Operand::input, {d.heads, d.key_dim}),
           std::move(k),
           std::move(v),
-          std::move(a),
+          decays(c, c.text("gate") == "channel" ? d.key_dim : 0),
           std::move(b),
           of("o", Operand::output, {d.heads, d.value_dim})};
 }
@@ -423,36 +502,45 @@ std::vector<Operand> delta_operands(const Case& c) {
 std::vector<Whole> delta_forward(const Case& c, std::span<const Whole> in,
                                  std::vector<Gauge>* gauges) {
   const auto of = sequences(c);
+  const auto a = factors(c, in[3]);
   reference::Delta d = delta_of(c);
   const auto sums = [&](auto size) {
-    return reference::delta(d, of, size(in[0].value), size(in[1].value), size(in[2].value),
-                            size(in[3].value), size(in[4].value));
+    return reference::delta(d, of, size(in[0].value), size(in[1].value), size(in[2].value), size(a),
+                            size(in[4].value));
   };
   auto o = sums([](const auto& v) { return v; });
   d.magnitudes = true;
   if (gauges)
-    *gauges = listed(scan_gauge(c, reference::delta_roundings(d, longest(c), ranks(c)).o,
-                                sums(reference::absolute)));
+    *gauges = listed(scan_gauge(
+        c,
+        reference::delta_roundings(d, longest(c), ranks(c)).o + roundings_of_logarithms(c, in[3]),
+        sums(reference::absolute)));
   return listed(whole(in[2].shape, std::move(o)));
 }
 
 std::vector<Whole> delta_backward(const Case& c, std::span<const Whole> in,
                                   std::span<const Whole> cot, std::vector<Gauge>* gauges) {
   const auto of = sequences(c);
+  const auto a = factors(c, in[3]);
   reference::Delta shape = delta_of(c);
   const auto gradients = [&](auto size) {
     return reference::delta_backward(shape, of, size(in[0].value), size(in[1].value),
-                                     size(in[2].value), size(in[3].value), size(in[4].value),
+                                     size(in[2].value), size(a), size(in[4].value),
                                      size(cot[0].value));
   };
   auto d = gradients([](const auto& v) { return v; });
+  if (in_logarithms(c)) times(d.a, a);
   shape.magnitudes = true;
   if (gauges) {
     auto m = gradients(reference::absolute);
     const auto n = reference::delta_roundings(shape, longest(c), ranks(c));
-    *gauges = listed(scan_gauge(c, n.q, std::move(m.q)), scan_gauge(c, n.k, std::move(m.k)),
-                     scan_gauge(c, n.v, std::move(m.v)), scan_gauge(c, n.a, std::move(m.a)),
-                     scan_gauge(c, n.b, std::move(m.b)));
+    const int64_t more = roundings_of_logarithms(c, in[3]);
+    if (in_logarithms(c)) m.a = of_logarithms(c, std::move(m.a), in[3], in[0], in[1], m.q, m.k);
+    const int64_t n_a = in_logarithms(c) ? roundings_of_gradient(c, n.a, std::max(n.q, n.k)) : n.a;
+    *gauges =
+        listed(scan_gauge(c, n.q + more, std::move(m.q)), scan_gauge(c, n.k + more, std::move(m.k)),
+               scan_gauge(c, n.v + more, std::move(m.v)), scan_gauge(c, n_a + more, std::move(m.a)),
+               scan_gauge(c, n.b + more, std::move(m.b)));
   }
   return listed(whole(in[0].shape, std::move(d.q)), whole(in[1].shape, std::move(d.k)),
                 whole(in[2].shape, std::move(d.v)), whole(in[3].shape, std::move(d.a)),
@@ -495,7 +583,8 @@ std::vector<std::string> delta_cases(const std::string& tier) {
                          "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
                          "head_dim=1 v_dim=5 tokens=12", "head_dim=5 v_dim=1 tokens=8",
                          "seq=8 batch=3 gate=channel", "cu_seqlens=0,3,3,13",
-                         "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16"}),
+                         "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16",
+                         "decay=log docs=9,7 gate=channel", "decay=log dtype=bf16 tokens=16"}),
                 {"delta_context cp=2 dp=2 seq=8 batch=4 heads=3",
                  "delta_context cp=2 tp=2 order=cp,tp dtype=f32 tokens=12 heads=4",
                  "delta_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",

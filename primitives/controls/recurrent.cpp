@@ -1,6 +1,7 @@
 // Broken twins of layers whose state crosses ranks: convolutions that read their neighbours' rows,
 // recurrences whose state goes on. The comment above a twin names the mistake.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <numeric>
@@ -358,6 +359,24 @@ struct GradientsWithoutState final : Layer {
   }
 };
 
+// exp2 of natural logarithms.
+template <class Layer>
+struct PowersOfTwo final : Layer {
+  void decays_of(Rank& rank, const View& logarithms, const View& decays) override {
+    const View scaled = copy_of(rank, logarithms);
+    scale(logarithms, scaled, std::log(2.0));
+    Layer::decays_of(rank, scaled, decays);
+  }
+};
+// The gradient of a decay is handed out as that of its logarithm.
+template <class Layer>
+struct GradientOfDecays final : Layer {
+  void gradient_of_logarithms(Rank&, const View& of_decays, const View&,
+                              const View& gradient) override {
+    convert(of_decays, gradient);
+  }
+};
+
 // States are rounded to the type of activations on their way.
 template <class Layer, bool back>
 struct InStorageType final : Layer {
@@ -484,6 +503,7 @@ const char* const rows_of_three = "cp=3 tokens=12 channels=2";
 const char* const states_of_three = "cp=3 tokens=12 heads=2";
 const char* const few = "cp=4 tokens=8 channels=2";
 const char* const border = "cp=2 docs=5,1,6 channels=2";
+const char* const logarithms = "cp=3 tokens=12 heads=2 decay=log fill=normal";
 // Sums of few roundings, and so many that some of them cancel.
 const char* const many_values = "cp=4 dtype=bf16 fill=normal tokens=8 heads=12 head_dim=2 v_dim=32";
 const char* const state_border = "cp=2 docs=5,1,6 heads=2";
@@ -620,6 +640,10 @@ void add_of_states(Registry& registry, const char* contract) {
       of("scan_beyond_border", twin<ScanGoingOnAtTheBorder<Layer>>, "leak,forward",
          "gradcheck,ledger", "PrimeIntellect-ai/prime-rl 3000: local boundaries are insufficient",
          state_border, "a document that begins with a rank's first token"),
+      of("decay_as_power_of_two", twin<PowersOfTwo<Layer>>, "forward,gradient", "ledger",
+         "exp2 of a natural logarithm", logarithms, "decay=log"),
+      of("decay_gradient_as_of_logarithm", twin<GradientOfDecays<Layer>>, "gradient",
+         "forward,adjoint,ledger", "a derivative of exp that is left out", logarithms, "decay=log"),
       of("state_of_earlier_forward", twin<BeginsWithLastState<Layer>>, "repeat", "forward,ledger",
          "a cache of states that is not cleared between batches, tile-ai/TileOPs 1963",
          states_of_three, "two calls"),

@@ -189,6 +189,46 @@ TEST(Cost, CountsPairsOfTokensOfADeltaRule) {
   EXPECT_NO_THROW(refuse("delta_context tokens=500 heads=1"));
 }
 
+// With decay=log a is the logarithm of what it is without, and its gradient a decay times that.
+TEST(DecaysAsLogarithms, AreTheSameLayerInAnotherVariable) {
+  for (const char* words : {"scan_context fill=normal tokens=7 heads=1",
+                            "delta_context docs=3,4 gate=channel heads=1"}) {
+    const Case of_factors = line_of(words),
+               of_logarithms = line_of(words + std::string(" decay=log"));
+    const Contract& c = contract_of(of_factors);
+    const auto operands = c.operands(of_factors), others = c.operands(of_logarithms);
+    EXPECT_EQ(others[3].through(0.5, false), std::log(operands[3].through(0.5, false)));
+    EXPECT_EQ(others[3].shape, operands[3].shape);
+    Feed feed;
+    feed.fill = Fill::normal;
+    std::vector<Whole> in, cotangents;
+    for (const Operand& o : operands) {
+      const bool result = o.role == Operand::output;
+      (result ? cotangents : in)
+          .push_back({o.shape, drawn_whole({of_factors, o, result, feed, DType::f64, o.shape})});
+    }
+    auto logarithms = in;
+    for (double& x : logarithms[3].value) x = std::log(x);
+    expect_near(c.forward(of_logarithms, logarithms, nullptr)[0].value,
+                c.forward(of_factors, in, nullptr)[0].value, 1e-14);
+    auto want = c.backward(of_factors, in, cotangents, nullptr);
+    const auto got = c.backward(of_logarithms, logarithms, cotangents, nullptr);
+    for (size_t i = 0; i < in[3].value.size(); ++i) want[3].value[i] *= in[3].value[i];
+    for (size_t i = 0; i < want.size(); ++i) expect_near(got[i].value, want[i].value, 1e-13);
+  }
+}
+
+TEST(DecaysAsLogarithms, LeaveNoExactData) {
+  const Case line = line_of("scan_context decay=log fill=integers");
+  try {
+    plan_case(line, Declared{}, {"forward"}, family());
+    ADD_FAILURE() << "not refused";
+  } catch (const BadInput& e) {
+    EXPECT_NE(std::string(e.what()).find("which has decay=log; use fill=normal"), std::string::npos)
+        << e.what();
+  }
+}
+
 // ---- Bounds
 
 // S of 2 tokens on one rank: a decay, 3 products and 3 additions of what is known, b, and into the
@@ -249,6 +289,58 @@ TEST(DeltaBounds, HoldForFloatAndAreNotFarFromIt) {
     }
   }
   EXPECT_GT(worst, 1.0 / 500);
+}
+
+// The gradient of a document's first decay is 0. Of logarithms it comes as a sum over the tokens
+// behind of q dq - k dk, in float.
+TEST(DeltaBounds, OfLogarithmsHoldWhereTermsCancel) {
+  const Case line = line_of("scan_context decay=log dtype=f32 fill=normal tokens=24 heads=1");
+  const Contract& c = contract_of(line);
+  const auto operands = c.operands(line);
+  constexpr size_t T = 24, dk = 3;
+  double first = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Feed feed;
+    feed.fill = Fill::normal, feed.seed = seed;
+    std::vector<Whole> in, cotangents;
+    for (const Operand& o : operands) {
+      const bool result = o.role == Operand::output;
+      (result ? cotangents : in)
+          .push_back({o.shape, drawn_whole({line, o, result, feed, DType::f32, o.shape})});
+    }
+    std::vector<Gauge> gauges;
+    const auto want = c.backward(line, in, cotangents, &gauges);
+    EXPECT_EQ(want[3].value[0], 0);
+    float behind = 0;
+    for (size_t t = T; t-- > 0;) {
+      for (size_t i = t * dk; i < (t + 1) * dk; ++i)
+        behind += float(in[0].value[i]) * float(want[0].value[i]) -
+                  float(in[1].value[i]) * float(want[1].value[i]);
+      const double off = std::abs(double(behind) - want[3].value[t]),
+                   bound = gauges[3].bound[t] * 0x1p-24;
+      ASSERT_LE(off, bound) << seed << " " << t;
+      if (t == 0) first = std::max(first, off);
+    }
+  }
+  EXPECT_GT(first, 0);
+}
+
+// Running sums of three logarithms reach 6: 7 6 and 4 3 roundings more than of the decays
+// themselves.
+TEST(DeltaBounds, OfLogarithmsCountTheirRunningSums) {
+  const auto bound = [](const std::string& words, double a) {
+    const Case line =
+        line_of("scan_context fill=normal tokens=3 heads=1 head_dim=1 v_dim=1 dtype=f32 " + words);
+    std::vector<Whole> in;
+    for (const Operand& o : contract_of(line).operands(line))
+      if (o.role != Operand::output) in.push_back({o.shape, Values(3, 1)});
+    in[3].value = Values(3, a);
+    std::vector<Gauge> gauges;
+    contract_of(line).forward(line, in, &gauges);
+    return std::pair(gauges[0].terms, gauges[0].bound.size());
+  };
+  EXPECT_EQ(bound("decay=log", -2).first - bound("", std::exp(-2)).first, 7 * 6 + 4 * 3);
+  EXPECT_EQ(bound("decay=log", -2).second, 3u);
 }
 
 // ---- On ranks

@@ -363,6 +363,16 @@ Recurrence recurrence(Pool& p, const Variant& v) {
 }
 void example(Pool& p, const Variant& v, States& b) { b = recurrence<States>(p, v); }
 void example(Pool& p, const Variant& v, Adjoints& b) { b = recurrence<Adjoints>(p, v); }
+// Exponentials of 0 and of what is far below, or products.
+void example(Pool& p, const Variant& v, DecayOfLogarithm& b) {
+  const bool product = v.rows % 2;
+  b = {p.tensor(v.number(), {2 * v.rows, v.columns},
+                [product](int64_t i) { return product ? i % 5 - 2
+                                              : i % 3 ? 0
+                                                      : -2000; }),
+       product ? p.tensor(v.number(), {2 * v.rows, v.columns}, halves(2)) : Tensor{},
+       p.unwritten(v.number(), {2 * v.rows, v.columns}), v.wide};
+}
 void example(Pool& p, const Variant& v, ChunkDecay& b) {
   b = {chunk(p, v), p.unwritten(v.number(), {2}), v.wide};
 }
