@@ -58,6 +58,9 @@ std::string misfit(const LedgerEntry& c, int world) {
   for (const int member : c.members)
     if (member < 0 || member >= world)
       return fmt::format("expected a call among ranks 0 to {}, met rank {}", world - 1, member);
+  for (const int peer : {c.to, c.from})  // -1: no shift
+    if (peer < -1 || peer >= world)
+      return fmt::format("expected a call among ranks 0 to {}, met rank {}", world - 1, peer);
   const size_t parts = std::max(c.send.size(), c.recv.size());
   if (parts > c.members.size())
     return fmt::format("expected a call with a part for each of {} members, met {}",

@@ -150,6 +150,8 @@ TEST(Records, ThatNoRankCanMakeAreThoseOfACrash) {
       {"met rank 99", call([](LedgerEntry& c) {
          c.members = {0, 1, 99};
        })},
+      {"met rank 4", call([](LedgerEntry& c) { c.from = 4; })},
+      {"met rank -2", call([](LedgerEntry& c) { c.to = -2; })},
       {"for each of 4 members, met 5", call([](LedgerEntry& c) { c.send.assign(5, 1); })},
       {"status of a shot, met 200",
        [](RankRecord& r) { r.shots[0].status = ShotRecord::Status(200); }},
