@@ -233,7 +233,7 @@ class Watch {
                                                                : o.layout;
       const size_t elements = size_t(product(local_shape(o.shape, layout, e_.mesh, rank)));
       if (t.bytes.size() != elements * size_of(t.dtype)) return false;
-      there.emplace(t.step, t.operand);
+      if (t.gradient == is_gradient(t.step)) there.emplace(t.step, t.operand);
     }
     for (int k = 0; k < e_.inputs; ++k)
       for (int tag : {int(after_backward), int(before_step), int(after_step)})
