@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "fixtures/index_maps.hpp"
 #include "oracle/checks/draws.hpp"
@@ -177,7 +178,9 @@ TEST(Vacuous, LinesOfDocumentsAreToldToMakeThemLonger) {
 }
 
 TEST(Forward, NothingComparedIsVacuous) {
-  EXPECT_EQ(reduce(2, "", {0, 6})->judge("forward").verdict, Verdict::vacuous);
+  const CheckResult r = reduce(2, "", {0, 6})->judge("forward");
+  EXPECT_EQ(r.verdict, Verdict::vacuous);
+  EXPECT_FALSE(r.exact);
 }
 
 TEST(Forward, ASubjectThatCallsTheReferenceIsVacuous) {
@@ -208,6 +211,11 @@ TEST(Forward, ASubjectThatCallsTheReferenceIsVacuous) {
   EXPECT_EQ(declared.judge("forward").verdict, Verdict::passed);
   copies.e.declared.accumulates_in_f64 = true;
   EXPECT_EQ(copies.judge("forward").verdict, Verdict::passed);
+  // So is one whose sums have too few terms to be rounded twice, which any kernel rounds correctly.
+  for (const auto& play :
+       {gather(2, "dtype=f32 fill=normal", {20, 9}), reduce(2, "dtype=f32 fill=normal", {20, 9}),
+        reduce(3, "dtype=f32 fill=normal", {20, 9})})
+    EXPECT_EQ(play->judge("forward").verdict, Verdict::passed) << print(*play->e.line);
   // So is one whose line says a type, which it may exceed, and one whose results are coarser than
   // its sums.
   for (const char* types : {"dtype=f32 acc=f32", "dtype=bf16 wire=f32"}) {
@@ -237,7 +245,9 @@ TEST(Forward, TwiceTheBoundIsCaughtHalfIsNot) {
       EXPECT_EQ(caught.findings[0].rank, p - 1);
       EXPECT_NEAR(caught.ratio, 2, spacing / b);
       play->set(p - 1, false, at, want + 0.5 * b);
-      EXPECT_EQ(play->judge_again("forward").verdict, Verdict::passed) << dtype << " " << p;
+      const CheckResult passed = play->judge_again("forward");
+      EXPECT_EQ(passed.verdict, Verdict::passed) << dtype << " " << p;
+      EXPECT_EQ(passed.where, "y[2,1]") << dtype << " " << p;
     }
 }
 
@@ -646,6 +656,28 @@ TEST(Dot, IsExactUntilAFactorIsNot) {
   EXPECT_FALSE(d.equals(d));
 }
 
+// As above in two parts each; then sums that 128 bits do not hold in units of 2^-32, and factors of
+// which they would hold no product.
+TEST(Dot, SumsKeepWhatTheirPartsMayBeOff) {
+  Dot exact, rounded;
+  exact.add(3, 5, 2);
+  for (const double b : {-7.0, 0.1}) {
+    Dot part;
+    part.add(b, 2, 1);
+    exact.add(part);
+  }
+  EXPECT_EQ(exact.error(), 3 * 0x1p-63L * (30 + 14 + 2 * (long double)0.1));
+  rounded.add(0.1, 1, 1);
+  Dot other = rounded;
+  rounded.add(other);
+  EXPECT_EQ(rounded.error(), 2 * 0x1p-63L * (2 * (long double)0.1));
+  Dot many, large;
+  for (int i = 0; i < 4; ++i) many.add(0x1p34, 0x1p34, 1 << 25);
+  EXPECT_EQ(many.value(), 0x1p95L);
+  large.add(0x1p46, 0x1p46, 8);
+  EXPECT_EQ(large.value(), 0x1p95L);
+}
+
 // However many they are: 3 000 000 products of whole numbers, by one call or by one each; then one
 // factor of which doubles hold no exact sum with the others. Of lists of every length that ends in
 // the middle of a step.
@@ -808,7 +840,9 @@ TEST(Adjoint, ProbesReadTheTable) {
       EXPECT_GE(r.compared, 4);
       for (const char* probe :
            {"adjoint:probe:0", "adjoint:probe:1", "adjoint:probe:2", "adjoint:aligned"}) {
-        const Pairing pairing = pairings_of(play.e, play.e.find_shot(probe), {{}})[0];
+        const int shot = play.e.find_shot(probe);
+        ASSERT_GE(shot, 0) << probe;
+        const Pairing pairing = pairings_of(play.e, shot, {{}})[0];
         if (m.reads != other)
           EXPECT_NEAR(pairing.ratio(), read(m.reads, ranks), 1e-12) << probe;
         else
@@ -840,6 +874,7 @@ TEST(Adjoint, ExhaustiveReadsTheTable) {
       if (is_thirds(m, ranks)) continue;
       EXPECT_EQ(r.verdict, m.reads == one ? Verdict::passed : Verdict::failed) << r.note;
       EXPECT_EQ(replicas_named(r), m.replicas_part);
+      EXPECT_EQ(r.findings.size(), size_t(m.reads != one) + size_t(m.replicas_part));
       if (m.reads == p) {
         EXPECT_NE(r.note.find("= tp"), std::string::npos) << r.note;
       }
@@ -902,6 +937,9 @@ TEST(Adjoint, NoWayBackReadsZero) {
   const CheckResult r = play.judge("adjoint");
   ASSERT_EQ(r.verdict, Verdict::failed);
   EXPECT_NE(r.note.find("rhs/lhs = 0.000"), std::string::npos) << r.note;
+  // Of probes that are as far off the first speaks.
+  EXPECT_NE(r.findings[0].message.find("on 'adjoint:aligned'"), std::string::npos)
+      << r.findings[0].message;
 }
 
 TEST(Adjoint, ExhaustiveNamesTheEntry) {
@@ -917,6 +955,75 @@ TEST(Adjoint, ExhaustiveNamesTheEntry) {
   EXPECT_EQ(r.findings[0].got, 0);
   EXPECT_EQ(r.findings[0].want, 1);
   EXPECT_EQ(r.findings[0].wrong, 1);
+  EXPECT_EQ(r.note, "1 of 16 entries of B differ from A^T");
+  // One that A lacks is no multiple of it; of entries that are as far off the first is named.
+  play->set(1, true, 0, 1, shot);
+  play->set(0, true, 0, 1, shot);
+  play->set(0, true, 1, 1, shot);
+  const CheckResult more = play->judge_again("adjoint");
+  ASSERT_EQ(more.verdict, Verdict::failed);
+  EXPECT_EQ(more.findings[0].where, "x[0] with y[2]");
+  EXPECT_EQ(more.note, "2 of 16 entries of B differ from A^T");
+}
+
+// Of a result that is missing, or shorter than it must be, nothing is read.
+TEST(Adjoint, AMissingOrShortResultLeavesAPairingOpen) {
+  for (const bool gradient : {false, true}) {
+    auto play = reduce(2, "transport=mpi");
+    play->run("adjoint");
+    const int shot = play->e.find_shot("adjoint:aligned");
+    ASSERT_TRUE(pairings_of(play->e, shot, {{}})[0].complete);
+    play->result(1, shot, gradient).bytes.resize(8);
+    EXPECT_FALSE(pairings_of(play->e, shot, {{}})[0].complete) << gradient;
+    std::erase_if(play->e.ranks[1].shots[size_t(shot)].results,
+                  [&](const ResultTensor& t) { return t.gradient == gradient; });
+    EXPECT_FALSE(pairings_of(play->e, shot, {{}})[0].complete) << gradient;
+  }
+}
+
+// What both sides may be off: a sum that is held by all ranks counts once, each part of x by
+// itself.
+TEST(Adjoint, ABoundIsThatOfBothSides) {
+  auto play = reduce(2, "transport=mpi dtype=f32 fill=normal");
+  play->run("adjoint");
+  const int shot = play->e.find_shot("adjoint:own");
+  ASSERT_GE(shot, 0);
+  const Feed& feed = play->e.shots[size_t(shot)].feeds[0];
+  const Truth& t = play->e.truth(feed);
+  const auto of_y = bound_of(play->e, feed, play->e.operands[1], false, t.outputs[0],
+                             t.output_gauges[0]),
+             of_x = bound_of(play->e, feed, play->e.operands[0], true, t.gradients[0],
+                             t.gradient_gauges[0]);
+  double due = 0;
+  for (int64_t i = 0; i < 24; ++i) {
+    due += of_y(i) * std::abs(t.cotangents[0].value[size_t(i)]);
+    for (int64_t part : {i, 24 + i}) due += of_x(i) * std::abs(t.inputs[0].value[size_t(part)]);
+  }
+  const Pairing p = pairings_of(play->e, shot, {{}})[0];
+  EXPECT_NEAR(double(p.allowed / pairing_scale(play->e)), due, 1e-12 * due);
+}
+
+// In bf16 sums of 8 parts are beyond the integers that stay exact: the cotangent along them is
+// shrunk to these, and has an entry with their sign wherever they have one. The other probes are
+// drawn, each by itself.
+TEST(Adjoint, ProbesAreOneAlongTheResultAndThreeDrawn) {
+  auto play = reduce(8, "transport=mpi dtype=bf16", {40, 60});
+  play->run("adjoint");
+  std::set<uint64_t> seeds;
+  for (const char* probe :
+       {"adjoint:aligned", "adjoint:probe:0", "adjoint:probe:1", "adjoint:probe:2"})
+    seeds.insert(play->e.shots.at(size_t(play->e.find_shot(probe))).feeds[0].seed);
+  EXPECT_EQ(seeds.size(), 4u);
+  const Feed& f = play->e.shots.at(size_t(play->e.find_shot("adjoint:aligned"))).feeds[0];
+  const Whole along =
+      play->e.contract->forward(*play->e.line, drawn_inputs(play->e, f), nullptr)[0];
+  const std::vector<double>& y = f.given.at(0).value;
+  const auto [least, most] = std::minmax_element(along.value.begin(), along.value.end());
+  ASSERT_GT(std::max(-*least, *most), 2 * double(f.range));
+  for (size_t i = 0; i < y.size(); ++i) {
+    EXPECT_LE(std::abs(y[i]), double(f.range));
+    EXPECT_EQ((y[i] > 0) - (y[i] < 0), (along.value[i] > 0) - (along.value[i] < 0)) << i;
+  }
 }
 
 // A block of zeros that nobody handed in is no block of zeros.
@@ -1026,6 +1133,14 @@ TEST(Adjoint, SeveralInputsAreProbedApart) {
     if (broken < 0) {
       EXPECT_EQ(r.verdict, Verdict::passed) << r.note;
       EXPECT_EQ(r.compared, 3 * 4);
+      // Without F(.., 0, ..) nothing is said of A x.
+      for (RankRecord& rank : e.ranks)
+        rank.shots[size_t(e.find_shot("adjoint:aligned:without w"))].results.clear();
+      const CheckResult missing = check_named("adjoint").judge(e);
+      ASSERT_EQ(missing.findings.size(), 1u);
+      EXPECT_EQ(missing.findings[0].tensor, "gradient of w");
+      EXPECT_EQ(missing.findings[0].message,
+                "expected results of every rank on 'adjoint:aligned', met none of some");
       continue;
     }
     ASSERT_EQ(r.verdict, Verdict::failed);
@@ -1062,6 +1177,9 @@ TEST(Replica, ShowsTheFirstElementThatDiffers) {
   EXPECT_EQ(
       f.message,
       "rank 3 parts from rank 0 (want; got: rank 3), the first that differs, others by up to 50");
+  play->set(3, false, 7, play->get(0, false, 7) - 1);
+  EXPECT_EQ(play->judge_again("replica").findings.at(0).message,
+            "rank 3 parts from rank 0 (want; got: rank 3)");
 }
 
 // What was fetched agrees, what lies on the devices does not.
@@ -1178,8 +1296,8 @@ TEST(Replica, NotDueWhereNothingIsReplicated) {
 // ---- Draws ----
 
 // On two ranks, one bit an element.
-Contract with_masks(int64_t elements, int masks) {
-  Contract c = contract({elements}, on_tp(S(0)), on_tp(S(0)));
+Contract with_masks(int64_t elements, int masks, const Layout& layout = on_tp(S(0))) {
+  Contract c = contract({elements}, layout, layout);
   Key key{"draw", "0", "number of a draw"};
   key.low = 0, key.high = 1000;
   c.keys.push_back(key);
@@ -1192,30 +1310,90 @@ Contract with_masks(int64_t elements, int masks) {
 
 // 60 bits are due, and as many more as pairs of shards and masks have.
 TEST(Draws, AreAsManyAsMakeAnyClashUnlikely) {
-  const auto times = [](int masks) {
-    const Play play(with_masks(20, masks), "tp=2", same(), same());
+  const auto times = [](int masks, int64_t elements) {
+    const Play play(with_masks(elements, masks), "tp=2", same(), same());
     return looks_at_draws(*play.e.contract, *play.e.line).at(0).times;
   };
-  EXPECT_EQ(times(1), 6);
-  EXPECT_EQ(times(4), 7);
+  EXPECT_EQ(times(1, 20), 6);
+  EXPECT_EQ(times(4, 20), 7);
+  EXPECT_EQ(times(1, 59), 3);  // the smaller shard has 29
+}
+
+// The number of a draw goes round in the range of its key; what a look gives is given whole.
+TEST(Draws, AreFedByTheirNumberAndWithWhatIsGiven) {
+  const Play play(with_masks(4, 1), "tp=2 draw=999", same(), same());
+  auto look = looks_at_draws(*play.e.contract, *play.e.line).at(0);
+  look.drawn.given = {{"x", 0.5}};
+  for (const auto& [k, number] : {std::pair{1, "1000"}, {2, "0"}}) {
+    const Feed f = feed_of_draw(*play.e.contract, *play.e.line, look, k, {});
+    using Keys = std::vector<std::pair<std::string, std::string>>;
+    EXPECT_EQ(f.keys, (Keys{{"draw", number}}));
+    ASSERT_EQ(f.given.size(), 1u);
+    EXPECT_EQ(f.given[0].operand, 0);
+    EXPECT_EQ(f.given[0].value, std::vector<double>(4, 0.5));
+  }
+}
+
+// The draws of each rank in turn, as it recorded them.
+judging::Agreement of_draws(Play& play,
+                            const std::vector<std::vector<std::vector<double>>>& draws) {
+  play.e.ranks.assign(draws.size(), RankRecord{});
+  for (size_t r = 0; r < draws.size(); ++r) {
+    auto& results = play.e.ranks[r].shots.emplace_back().results;
+    for (const auto& draw : draws[r]) {
+      results.push_back(result_of(1, draw));
+      results.back().step = int(results.size()) - 1;
+    }
+  }
+  return judging::same_draws(play.e, looks_at_draws(*play.e.contract, *play.e.line), 0, 0);
+}
+
+// Of 30 and 29 elements the 29 count that both have, in each of three draws; one that differs is
+// enough to tell shards apart.
+TEST(Draws, OfUnevenShardsAreComparedWhereBothHaveThem) {
+  Play play(with_masks(59, 1), "tp=2", same(), same());
+  std::vector<std::vector<double>> longer, shorter;
+  for (int k = 0; k < 3; ++k) longer.emplace_back(30, k), shorter.emplace_back(29, k);
+  const auto equal = of_draws(play, {longer, shorter});
+  EXPECT_EQ(equal.compared, 3 * 29);
+  ASSERT_EQ(equal.findings.size(), 1u);
+  EXPECT_EQ(equal.findings[0].wrong, 29);
+  EXPECT_EQ(equal.findings[0].ranks, (std::vector<int>{0, 1}));
+  shorter[2][28] = -1;
+  EXPECT_TRUE(of_draws(play, {longer, shorter}).findings.empty());
+}
+
+// Rows of shards on dp, copies on tp: in the first draw rank 3 parts from 2, in the second 1 from 0
+// as well. That is told once, with all ranks in order.
+TEST(Draws, CopiesThatPartAreToldWithTheirRanksOfAllDraws) {
+  Play play(with_masks(62, 1, {{Axis::tp, I()}, {Axis::dp, S(0)}}), "tp=2 dp=2", same(), same());
+  ASSERT_EQ(looks_at_draws(*play.e.contract, *play.e.line).at(0).times, 2);
+  std::vector<std::vector<std::vector<double>>> draws;
+  for (int r = 0; r < 4; ++r)
+    draws.push_back(
+        {std::vector<double>(31, r < 2 ? 1 : 2), std::vector<double>(31, r < 2 ? 3 : 4)});
+  EXPECT_TRUE(of_draws(play, draws).findings.empty());
+  draws[3][0][5] = draws[3][1][5] = draws[1][1][5] = 9;
+  const auto parted = of_draws(play, draws).findings;
+  ASSERT_EQ(parted.size(), 1u);
+  EXPECT_EQ(parted[0].ranks, (std::vector<int>{1, 3}));
+  // Shards that repeat one another are told by the axes on which they lie apart.
+  for (auto& of_rank : draws) of_rank = {std::vector<double>(31, 1), std::vector<double>(31, 2)};
+  const auto repeated = of_draws(play, draws).findings;
+  ASSERT_EQ(repeated.size(), 1u);
+  EXPECT_EQ(repeated[0].ranks, (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_NE(repeated[0].message.find("shards on dp must differ"), std::string::npos)
+      << repeated[0].message;
 }
 
 // Eight draws of eight bits: equal on both ranks they are no chance, one of them eight times is.
 TEST(Draws, OneThatIsGivenManyTimesIsEvidenceOnce) {
   Play play(with_masks(16, 1), "tp=2", same(), same());
-  const auto looks = looks_at_draws(*play.e.contract, *play.e.line);
-  ASSERT_EQ(looks.at(0).times, 8);
-  play.e.ranks.resize(2);
+  ASSERT_EQ(looks_at_draws(*play.e.contract, *play.e.line).at(0).times, 8);
   for (const bool differ : {true, false}) {
-    for (RankRecord& r : play.e.ranks) {
-      r.shots.clear();
-      r.shots.emplace_back();
-      for (int k = 0; k < 8; ++k) {
-        r.shots[0].results.push_back(result_of(1, std::vector<double>(8, differ ? k : 0)));
-        r.shots[0].results.back().step = k;
-      }
-    }
-    EXPECT_EQ(judging::same_draws(play.e, looks, 0, 0).findings.size(), differ ? 1u : 0u);
+    std::vector<std::vector<double>> draws;
+    for (int k = 0; k < 8; ++k) draws.emplace_back(8, differ ? k : 0);
+    EXPECT_EQ(of_draws(play, {draws, draws}).findings.size(), differ ? 1u : 0u);
   }
 }
 
@@ -1249,6 +1427,33 @@ TEST(Ledger, DueCallsPass) {
   EXPECT_EQ(r.verdict, Verdict::passed) << (r.findings.empty() ? "" : r.findings[0].message);
   // 24 x 8 B on rank 0; two rings of 2 (p-1) N each.
   EXPECT_EQ(r.note, "1 call and 192 B on rank 0, 768 B in rings over all ranks");
+  // A group of one makes no call.
+  Traffic alone = one_all_reduce;
+  alone.label = "cp";
+  EXPECT_EQ(with_traffic({one_all_reduce, alone})->judge_again("ledger").verdict, Verdict::passed);
+}
+
+// The own row of an exchange stays: of 2 x 12 elements each of four ranks sends 96 B.
+TEST(Ledger, AnExchangeCountsWhatGoesToOthers) {
+  auto play = with_traffic({{Op::all_to_all, Reduce::none, "tp", false, 24, DType::f64, 0, -1}});
+  for (RankRecord& rank : play->e.ranks) {
+    LedgerEntry& c = rank.shots[0].ledger[0];
+    c.op = Op::all_to_all, c.reduce = Reduce::none;
+    c.send = c.recv = {12, 12};
+  }
+  EXPECT_EQ(play->judge_again("ledger").note,
+            "1 call and 192 B on rank 0, 384 B in rings over all ranks");
+}
+
+TEST(Ledger, EndsOfAnAxisAreItsFirstAndLastRank) {
+  Contract c = contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.traffic = [](const Case&, const std::string&, int) {
+    Traffic ends = one_all_reduce;
+    ends.label = "tp:ends";
+    return std::vector<Traffic>{ends};
+  };
+  const Play play(std::move(c), "tp=4", same(), same());
+  EXPECT_EQ(judging::due_calls(play.e, 0, false).at(0).members, (std::vector<int>{0, 3}));
 }
 
 TEST(Ledger, NamesTheFirstPropertyThatDiffers) {
@@ -1637,6 +1842,27 @@ TEST(Memory, WhatRanksSawIsTold) {
   }
 }
 
+// What is wrong of one tensor is told once, with all its ranks; a byte behind it is no element.
+TEST(Memory, EachMistakeOfEachTensorIsToldOnce) {
+  auto play = scatter_sum(4);
+  play->run("memory");
+  for (size_t r : {1, 2})
+    play->e.ranks[r].shots[0].memory = {{"unwritten", "y", 3, 11, ""},
+                                        {"unwritten", "gradient of x", 1, 47, ""},
+                                        {"guard", "y", 1, 0, "seen"},
+                                        {"guard", "y", 1, 8, "seen"}};
+  const auto findings = play->judge_again("memory").findings;
+  ASSERT_EQ(findings.size(), 3u);
+  for (const Finding& f : findings) EXPECT_EQ(f.ranks, (std::vector<int>{1, 2})) << f.tensor;
+  EXPECT_EQ(findings[0].where, "y[3,5]");  // the last of rows 2 and 3
+  EXPECT_EQ(findings[0].wrong, 3);
+  EXPECT_EQ(findings[0].holders, std::vector<int>{1});
+  EXPECT_EQ(findings[1].where, "x[7,5]");  // of which every rank holds a copy
+  EXPECT_EQ(findings[1].holders, (std::vector<int>{1, 2}));
+  EXPECT_EQ(findings[2].message, "seen");
+  EXPECT_EQ(findings[2].where, "");
+}
+
 // ---- Repeat and accumulate ----
 
 TEST(Repeat, StateOfAnEarlierCall) {
@@ -1988,20 +2214,26 @@ TEST(Leak, IsBitwiseOrWithinWhatBothRunsMayBeOff) {
   Contract c = contract({4, 6}, on_tp(S(0)), on_tp(I()));
   c.sequences = [](const Case&, const Operand&) { return std::vector<int64_t>{0, 0, 1, 1}; };
   Play play(std::move(c), "tp=2 fill=normal", all_gather, own_block);
-  EXPECT_EQ(play.judge("leak").verdict, Verdict::passed);
+  // Of each sequence the other's 12 elements, on both ranks in y and on one in the gradient of x.
+  EXPECT_EQ(play.judge("leak").compared, 2 * (2 * 12 + 12));
   const Truth& truth = play.e.truth(play.e.shots[0].feeds[0]);
   const double b = bound_of(play.e, play.e.operands[1], false, truth.outputs[0],
-                            truth.output_gauges[0])(13),
-               right = play.get(0, false, 13);
+                            truth.output_gauges[0])(23),
+               right = play.get(0, false, 23);
   const int loud = play.e.find_shot("leak:0");
   const auto off_by = [&](double bounds, bool bitwise) {
-    play.set(0, false, 13, right + bounds * b, loud);
+    for (int r : {0, 1}) play.set(r, false, 23, right + bounds * b, loud);
     play.e.declared.leak_bitwise = bitwise;
-    return play.judge_again("leak").verdict;
+    return play.judge_again("leak");
   };
-  EXPECT_EQ(off_by(1.5, true), Verdict::failed);
-  EXPECT_EQ(off_by(1.5, false), Verdict::passed);
-  EXPECT_EQ(off_by(3, false), Verdict::failed);
+  const CheckResult bitwise = off_by(1.5, true), within = off_by(1.5, false);
+  ASSERT_EQ(bitwise.verdict, Verdict::failed);
+  EXPECT_EQ(bitwise.findings[0].ranks, (std::vector<int>{0, 1}));
+  EXPECT_TRUE(bitwise.exact);
+  EXPECT_EQ(within.verdict, Verdict::passed);
+  EXPECT_EQ(within.ratio, std::abs(play.get(0, false, 23, loud) - right) / (2 * b));
+  EXPECT_FALSE(within.exact);
+  EXPECT_EQ(off_by(3, false).verdict, Verdict::failed);
 }
 
 // Two sequences are enough, and one beside padding; also where an input and a result tell them.
@@ -2050,6 +2282,7 @@ TEST(Leak, PaddingIsNoNumber) {
   play.set(1, false, 20, before, other);
   EXPECT_EQ(play.judge_again("leak").verdict, Verdict::passed);
   const int loud = play.e.find_shot("leak:padding");
+  ASSERT_EQ(play.e.shots[size_t(loud)].feeds[0].given.size(), 2u);  // x and the cotangent of y
   for (const auto& given : play.e.shots[size_t(loud)].feeds[0].given)
     for (size_t i = 0; i < 24; ++i) EXPECT_EQ(std::isnan(given.value[i]), i >= 18) << i;
   play.set(1, false, 7, nan_value, loud);  // 0 times padding
