@@ -288,7 +288,8 @@ long double Pairing::tolerance() const { return allowed + lhs.error() + rhs.erro
 bool Pairing::equal() const {
   if (!complete) return false;
   if (lhs.equals(rhs)) return true;
-  return std::isfinite(tolerance()) && error() <= tolerance();
+  const long double tolerated = tolerance();  // 0: exact sums that differ, if by less than an ulp
+  return tolerated > 0 && std::isfinite(tolerated) && error() <= tolerated;
 }
 
 double Pairing::ratio() const {

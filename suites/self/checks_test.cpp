@@ -678,6 +678,21 @@ TEST(Dot, SumsKeepWhatTheirPartsMayBeOff) {
   EXPECT_EQ(large.value(), 0x1p95L);
 }
 
+// 2^68 and 2^68 + 2^-32 are one long double and two sums; where nothing limits an error nothing is
+// equal.
+TEST(Pairing, OfExactSumsIsExactAndWithoutALimitIsNone) {
+  Pairing p;
+  p.complete = true;
+  EXPECT_EQ(p.ratio(), 1);  // 0 and 0
+  p.lhs.add(0x1p34, 0x1p34, 1), p.rhs.add(0x1p34, 0x1p34, 1);
+  EXPECT_TRUE(p.equal());
+  p.rhs.add(0x1p-16, 0x1p-16, 1);
+  ASSERT_EQ(p.lhs.value(), p.rhs.value());
+  EXPECT_FALSE(p.equal());
+  p.allowed = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(p.equal());
+}
+
 // However many they are: 3 000 000 products of whole numbers, by one call or by one each; then one
 // factor of which doubles hold no exact sum with the others. Of lists of every length that ends in
 // the middle of a step.
