@@ -210,6 +210,10 @@ TEST(Due, WithoutABackwardItsChecksAreNotDue) {
   ASSERT_FALSE(p.not_due.empty());
   EXPECT_NE(p.not_due[0].find("mapping_gather subject=mine: gradient, adjoint"), std::string::npos)
       << p.not_due[0];
+  // A line that is asked for one of them says it once.
+  const Registry r = with(named("mine", "mapping_gather", d));
+  EXPECT_EQ(checks_unasked(parse("mapping_gather tp=2 subject=mine", r), r, {"gradient"}),
+            std::vector<std::string>{"mapping_gather subject=mine: gradient"});
 }
 
 // A contract that has none says it for its subjects; one that says otherwise is refused.
@@ -287,6 +291,21 @@ TEST(Due, WitnessesFollowTheDeclaration) {
   Contract both = c;
   both.witnesses = {"linear_column tp=2", "linear_column tp=2 gather_output=on"};
   EXPECT_EQ(witnesses_due(both, narrow, "processes", "mine").size(), 1u);
+}
+
+// In bf16 a scan of many tokens has no integers that stay exact, so that it proves nothing.
+TEST(Due, WitnessesAreExactWhereTheyAreIntegers) {
+  Declared d;
+  d.storage = {DType::bf16};
+  const Registry narrow = with(named("mine", "scan_context", d));
+  Contract c = narrow.contract("scan_context");
+  c.witnesses = {"scan_context cp=2 tokens=48", "scan_context cp=3 docs=1,1,1",
+                 "scan_context cp=4 tokens=48 fill=normal"};
+  c.cases = [](const std::string&) { return std::vector<std::string>{}; };
+  std::vector<int> worlds;
+  for (const Case& line : witnesses_due(c, narrow, "processes", "mine"))
+    worlds.push_back(line.world());
+  EXPECT_EQ(worlds, (std::vector<int>{3, 4}));
 }
 
 // A contract that names none is tried on cases of its own, one of each shape.
@@ -408,6 +427,15 @@ TEST(Due, OwnCommunicationIsNotProven) {
   EXPECT_TRUE(unproven(smoke(), with(named("mine", "linear_column")),
                        planned(smoke(), with(named("mine", "linear_column"))).due)
                   .empty());
+  // Without a witness operators break nothing, which is told where controls are asked for.
+  Declared none;
+  none.without = {"tp"};
+  const Registry alone = with(named("mine", "linear_column", none));
+  for (const bool controls : {true, false}) {
+    Options o = smoke();
+    o.controls = controls;
+    EXPECT_EQ(unproven(o, alone, p.due).size(), size_t(controls));
+  }
   // Of lines that are refused nobody asks for calls.
   std::vector<Due> illegal = p.due;
   std::erase_if(illegal, [](const Due& d) { return !d.illegal; });

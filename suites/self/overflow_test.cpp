@@ -221,19 +221,48 @@ TEST(Overflow, AHealthyKernelIsRefusedAndNotFailed) {
       EXPECT_NO_THROW(refuse_infeasible(parse(line, r), {"forward"}, r));
 }
 
-// A gradient of 2^18 where the result is in range; terms of 10^5 where their sum is.
-TEST(Overflow, GradientsAndTermsAreAskedOfAsWell) {
-  const auto refuses = [](Contract c, const std::string& keys) {
-    Registry r;
-    r.add(std::move(c));
-    r.add(Subject{"", "doubling", [] { return std::make_unique<Doubling>(false); }, {}});
-    try {
-      refuse_infeasible(parse("doubling " + keys, r), {"forward"}, r);
-    } catch (const BadInput&) {
-      return true;
-    }
-    return false;
+// Terms of a result that may be larger than it.
+std::vector<Whole> with_terms(std::vector<Whole> values, std::vector<Gauge>* gauges, double terms) {
+  if (gauges) (*gauges)[0].magnitude.assign(8, terms);
+  return values;
+}
+Contract terms_of_result(double terms) {
+  Contract c = doubling({});
+  c.forward = [terms, last = c.forward](const Case& line, std::span<const Whole> x,
+                                        std::vector<Gauge>* gauges) {
+    return with_terms(last(line, x, gauges), gauges, terms);
   };
+  return c;
+}
+Contract terms_of_gradient(double terms) {
+  Contract c = doubling({});
+  c.backward = [terms, last = c.backward](const Case& line, std::span<const Whole> x,
+                                          std::span<const Whole> y, std::vector<Gauge>* gauges) {
+    return with_terms(last(line, x, y, gauges), gauges, terms);
+  };
+  return c;
+}
+
+Registry alone(Contract c) {
+  Registry r;
+  r.add(std::move(c));
+  r.add(Subject{"", "doubling", [] { return std::make_unique<Doubling>(false); }, {}});
+  return r;
+}
+bool refuses(Contract c, const std::string& keys) {
+  const Registry r = alone(std::move(c));
+  try {
+    refuse_infeasible(parse("doubling " + keys, r), {"forward"}, r);
+  } catch (const BadInput&) {
+    return true;
+  }
+  return false;
+}
+
+// A gradient of 2^18 where the result is in range; terms of 10^5 where their sum is. What has no
+// gradient has none that is too large, and terms in other types than f16 hold errors of
+// activations, which are far from met.
+TEST(Overflow, GradientsAndTermsAreAskedOfAsWell) {
   Contract steep = doubling({});
   steep.backward = [backward = steep.backward](Case line, std::span<const Whole> x,
                                                std::span<const Whole> y, std::vector<Gauge>* g) {
@@ -242,16 +271,50 @@ TEST(Overflow, GradientsAndTermsAreAskedOfAsWell) {
   };
   EXPECT_TRUE(refuses(steep, "dtype=f16 fill=normal"));
   EXPECT_FALSE(refuses(steep, "dtype=bf16 fill=normal"));
-  Contract terms = doubling({});
-  terms.forward = [forward = terms.forward](const Case& line, std::span<const Whole> x,
-                                            std::vector<Gauge>* gauges) {
-    auto y = forward(line, x, gauges);
-    if (gauges) (*gauges)[0].magnitude.assign(8, 1e5);
+  steep.operands = [operands = steep.operands](const Case& line) {
+    auto list = operands(line);
+    list[0].gradient = false;
+    return list;
+  };
+  EXPECT_FALSE(refuses(steep, "dtype=f16 fill=normal"));
+  EXPECT_TRUE(refuses(terms_of_result(1e5), "dtype=f16 fill=offset"));
+  EXPECT_FALSE(refuses(terms_of_result(1e5), "dtype=bf16 fill=offset"));
+  EXPECT_TRUE(refuses(terms_of_gradient(1e5), "dtype=f16 fill=offset"));
+  EXPECT_FALSE(refuses(doubling({}), "dtype=f16 fill=offset"));
+  EXPECT_FALSE(refuses(terms_of_result(1e39), "dtype=f32 fill=large"));
+}
+
+// lse of an empty row.
+TEST(Overflow, AnInfinityThatIsDueHasAnyTerms) {
+  Contract empty = doubling({});
+  empty.forward = [last = empty.forward](const Case& line, std::span<const Whole> x,
+                                         std::vector<Gauge>* gauges) {
+    auto y = last(line, x, gauges);
+    y[0].value[3] = -infinity;
+    if (gauges) (*gauges)[0].magnitude[3] = infinity;
     return y;
   };
-  EXPECT_TRUE(refuses(terms, "dtype=f16 fill=offset"));
-  EXPECT_FALSE(refuses(terms, "dtype=bf16 fill=offset"));
-  EXPECT_FALSE(refuses(doubling({}), "dtype=f16 fill=offset"));
+  EXPECT_FALSE(refuses(empty, "dtype=f16 fill=offset"));
+}
+
+// A line that costs more than a start of ranks is looked at where f16 makes that likely; what it
+// comes to is held to its types when it is judged, gradients as well as results.
+TEST(Overflow, OfLargeLinesHalfPrecisionIsLookedAt) {
+  Contract costly = doubling({});
+  costly.further_work = [](const Case&) { return 1e10; };
+  costly.forward = [](const Case&, std::span<const Whole> x, std::vector<Gauge>*) {
+    return std::vector<Whole>{x[0]};
+  };
+  const Registry r = alone(std::move(costly));
+  const std::string half = "doubling power=18 dtype=f16 fill=normal",
+                    wide = "doubling power=130 dtype=bf16 fill=normal";
+  EXPECT_THROW(refuse_infeasible(parse(half, r), {"gradient"}, r), BeyondRange);
+  EXPECT_NO_THROW(refuse_infeasible(parse(wide, r), {"gradient"}, r));
+  Truths truths(r);
+  const Case line = parse(wide, r);
+  const Evidence e = plan_case(line, {}, {"gradient"}, r);
+  const Feed& base = e.shots[0].feeds[0];
+  EXPECT_THROW(require_in_range(e, base, truths.get(line, e, base)), BeyondRange);
 }
 
 // Lines of a contract are not computed before they are judged: one costs no other its verdict.

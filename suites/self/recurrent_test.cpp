@@ -201,6 +201,9 @@ TEST(ScanContract, IntegersFitTheGradientOfDecays) {
   EXPECT_EQ(range("dtype=bf16"), std::nullopt);
   // Of 16 rows 14 are padding, which is no sequence: a token sees itself alone, and B^4 <= 2^24.
   EXPECT_EQ(range("dtype=f32 cp=8 docs=1,1"), 64);
+  // Of one token with 1000 features of v: 1000 B^3 <= 2^24 in dq and dk.
+  const Case wide = line_of("scan_context dtype=f32 docs=1,1 head_dim=1 v_dim=1000");
+  EXPECT_EQ(contract_of(wide).integer_range(wide), 25);
 }
 
 TEST(ScanContract, DecaysAreSignsOfIntegersAndBelowOne) {
@@ -336,15 +339,18 @@ TEST(ConvBounds, CountTermsByHand) {
   EXPECT_EQ(gauges("conv_context cp=2 docs=5,7", false), (Counts{{5, 1}}));
   EXPECT_EQ(gauges("conv_context cp=2 docs=2,2,2,2", false), (Counts{{3, 1}}));
   EXPECT_EQ(gauges("conv_context cp=2 docs=5,7", true), (Counts{{4, 2}, {6, 2}, {6, 2}}));
+  EXPECT_EQ(gauges("conv_context cp=2 seq=8 batch=3", true), (Counts{{4, 2}, {12, 2}, {12, 2}}));
 }
 
-// dw sums all tokens, so that more of them leave less room for integers.
+// n B^2 <= 2^24 for the n tokens of all sequences that dw sums; in f16 2^11 for 4 taps and b.
 TEST(ConvContract, IntegersFitTheSumOverTokens) {
-  const auto range = [](const char* tokens) {
-    const Case line = line_of(std::string("conv_context dtype=f32 tokens=") + tokens);
-    return *contract_of(line).integer_range(line);
+  const auto range = [](const std::string& words) {
+    const Case line = line_of("conv_context " + words);
+    return contract_of(line).integer_range(line);
   };
-  EXPECT_LT(range("4096"), range("16"));
+  EXPECT_EQ(range("dtype=f32 tokens=4096"), 64);
+  EXPECT_EQ(range("dtype=f32 seq=8 batch=8"), 512);
+  EXPECT_EQ(range("dtype=f16 tokens=4"), 20);
 }
 
 // S of 2 tokens on one rank: 2 multiplications and additions each and one product; o: q and d_k
