@@ -306,7 +306,9 @@ TEST(Nearest, IsAFewSlipsAwayOrABeginning) {
   const std::vector<std::string> names = {"linear_column", "linear_row", "mapping_reduce",
                                           "mapping_reduce_scatter", "mlp"};
   EXPECT_EQ(nearest("linear_rwo", names), "linear_row");       // neighbours swapped
+  EXPECT_EQ(nearest("ilnear_rwo", names), "linear_row");       // twice
   EXPECT_EQ(nearest("linaer_colum", names), "linear_column");  // two slips
+  EXPECT_EQ(nearest("lin", names), "linear_column");           // begins two, the first of them
   EXPECT_EQ(nearest("mapping_red", names), "mapping_reduce");  // begins two, the closer one
   EXPECT_EQ(nearest("reduce_scatter", names), "mapping_reduce_scatter");
   EXPECT_EQ(nearest("mlpp", names), "mlp");

@@ -350,6 +350,13 @@ TEST(Shrink, AnExtentMayGoToItsDivisors) {
             "toy tokens=17 in=1 out=1");
 }
 
+// 110 divides 221 as little as any number near it.
+TEST(Shrink, AnExtentMayGoToItsHalf) {
+  EXPECT_EQ(minimal("toy tokens=221", sample(),
+                    [](const Case& c) { return c.at("tokens") == 221 || c.at("tokens") == 110; }),
+            "toy tokens=110 in=1 out=1");
+}
+
 TEST(Shrink, AnExtentThatMayBeNothingGoesToNothing) {
   Contract c = toy();
   c.keys.push_back(extent("spare", "4", 0));
