@@ -206,6 +206,8 @@ TEST(Case, FaultsAndControlsAreNamed) {
             "sample_row tp=2 control=bias_before_reduce");
   EXPECT_EQ(print(read("sample_row tp=4 fault=skip@backward.tp.1@rank2")),
             "sample_row tp=4 fault=skip@backward.tp.1@rank2");
+  EXPECT_EQ(print(read("sample_row tp=4 fault=skip@backward.tp.01@rank02")),
+            "sample_row tp=4 fault=skip@backward.tp.1@rank2");
   EXPECT_EQ(read("sample_row subject=mine").text("subject"), "mine");
 }
 
@@ -235,6 +237,7 @@ TEST(Case, RefusesInOneLineThatNamesTheKey) {
       {"sample_row tp=2.0", {"'tp'", "integer", "'2.0'"}},
       {"sample_row tp=+2", {"'tp'", "integer"}},
       {"sample_row tp=", {"'tp'", "value", "default"}},
+      {"sample_row axis=", {"'axis'", "value", "default"}},
       {"sample_row tp=99999999999999999999", {"'tp'", "from 1 to 64"}},
       {"sample_row seed=1e3", {"'seed'", "18446744073709551615", "'1e3'"}},
       {"sample_row dtype=fp32", {"'dtype'", "f64 f32 bf16 f16", "did you mean 'f32'"}},
@@ -288,7 +291,8 @@ TEST(Case, WorldsThatATransportCannotGiveNameTheMesh) {
     for (const char* part : {"tp=64", "dp=64", "4096", "processes"})
       EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
   }
-  EXPECT_NO_THROW(check_world(read("sample_row tp=8")));
+  EXPECT_THROW(check_world(read("sample_row tp=13 cp=5 axis=tp")), BadInput);
+  EXPECT_NO_THROW(check_world(read("sample_row tp=64")));
 }
 
 TEST(Values, IntegersAndLists) {

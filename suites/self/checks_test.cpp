@@ -61,6 +61,11 @@ TEST(Forward, HealthyIsExact) {
   EXPECT_TRUE(r.exact);
   EXPECT_EQ(r.ratio, 0);
   EXPECT_EQ(r.compared, 4 * 24);  // every copy
+  EXPECT_EQ(r.where, "y[0,0]");   // of elements that are as right the first
+  EXPECT_EQ(r.rank, 0);
+  const CheckResult bounded = gather(2, "fill=normal")->judge("forward");
+  EXPECT_EQ(bounded.where, "y[0,0]");
+  EXPECT_EQ(bounded.rank, 0);
 }
 
 TEST(Forward, NaNIsNeverAccepted) {
@@ -318,6 +323,17 @@ TEST(Forward, AMissingOrShortResultIsAFinding) {
   play->e.ranks[1].shots[0].results.clear();
   EXPECT_NE(play->judge_again("forward").findings.at(0).message.find("met none of rank 1"),
             std::string::npos);
+  // Also where it would have no elements.
+  Play one_row(
+      contract({1, 6}, on_tp(I()), on_tp(S(0))), "tp=2",
+      [](const Locals& x) {
+        return Locals{x[0], {}};
+      },
+      same());
+  EXPECT_EQ(one_row.judge("forward").verdict, Verdict::passed);
+  std::erase_if(one_row.e.ranks[1].shots[0].results,
+                [](const ResultTensor& t) { return !t.gradient; });
+  EXPECT_EQ(one_row.judge_again("forward").verdict, Verdict::failed);
 }
 
 TEST(Forward, AShotThatEndedEarlyNamesTheRankThatEndedIt) {

@@ -522,6 +522,19 @@ TEST(Block, FurtherFindingsAndChecksAreNamed) {
   EXPECT_TRUE(contains(text, "\nskipped    ledger (no ledger here)\n")) << text;
   EXPECT_TRUE(contains(text, "\nagain      intermittent")) << text;
   EXPECT_TRUE(contains(text, "\npassed     forward\n")) << text;
+  EXPECT_TRUE(contains(telling::block_about(c, c.checks[2], "p"), "sp=on --check adjoint\n"));
+  // Four of five, and how many are left.
+  for (int i = 0; i < 3; ++i) c.checks[1].findings.push_back(second);
+  const std::string five = block(c, "shardproof");
+  EXPECT_EQ(occurrences(five, "\nalso       gradient of W"), 4u) << five;
+  EXPECT_TRUE(contains(five, "\nalso       1 more; --report DIR writes all of them\n")) << five;
+  // What the first row says is not said again.
+  CaseResult vacuous = with(Verdict::vacuous);
+  vacuous.checks[0].note = "nothing was asked";
+  EXPECT_EQ(block(vacuous, "p"),
+            "VACUOUS    linear_row tp=4    forward: nothing was asked\n"
+            "passed     ledger\n"
+            "replay     p run linear_row tp=4 --check forward\n");
 }
 
 // Of a sharded weight the element that is shown lies on one rank, while all of them are wrong.
@@ -601,6 +614,9 @@ TEST(Block, AControlThatWasNotCaughtNamesItsCheckAndItsBug) {
   EXPECT_TRUE(
       block(with(ControlResult::escaped), "s").starts_with("ESCAPED    bias_before_reduce"));
   EXPECT_TRUE(contains(block(caught("c", 4.2), "s"), "margin 4.2, at least 10 is due"));
+  ControlResult same = with(ControlResult::equivalent);
+  same.reason = "one rank";
+  EXPECT_EQ(occurrences(block(same, "s"), "one rank"), 1u) << block(same, "s");
 }
 
 TEST(PassedLine, IsOneLineWithTheRatioOfEveryCheck) {
@@ -620,6 +636,10 @@ TEST(PassedLine, IsFollowedByTheNotesOfItsChecks) {
             "SKIPPED    linear_row tp=4    forward 0.25, ledger, leak skipped (built without it)   "
             "0.5 s\n"
             "note       forward: 12 of 12 elements\n");
+  c.checks.push_back(check("mask", Verdict::skipped));
+  c.checks.back().note = "and without that";
+  EXPECT_TRUE(contains(passed_line(c), "leak skipped, mask skipped (built without it)   "))
+      << passed_line(c);
 }
 
 Report two_families() {
@@ -782,6 +802,7 @@ TEST(Closing, NamesTenReplaysAndCountsTheRest) {
   };
   EXPECT_FALSE(contains(failures(10), "more"));
   EXPECT_EQ(occurrences(failures(10), "--check gradient"), 10u);
+  EXPECT_TRUE(contains(failures(11), "and 1 more\n")) << failures(11);
   EXPECT_TRUE(contains(failures(12), "and 2 more\n")) << failures(12);
   EXPECT_EQ(occurrences(failures(12), "--check gradient"), 10u);
   EXPECT_TRUE(contains(closing(report_of({healthy(), with(Verdict::untested)})),
@@ -921,6 +942,8 @@ TEST(Colour, IsForTerminalsThatWantIt) {
   EXPECT_FALSE(wants_colour(false));
   setenv("NO_COLOR", "1", 1);
   EXPECT_FALSE(wants_colour(true));
+  setenv("NO_COLOR", "", 1);
+  EXPECT_TRUE(wants_colour(true));  // no-color.org: "when present and not an empty string"
   unsetenv("NO_COLOR");
   setenv("TERM", "dumb", 1);
   EXPECT_FALSE(wants_colour(true));
@@ -1214,6 +1237,27 @@ TEST(ReportJson, HoldsOneEntryForEachCheckOnEachCase) {
   EXPECT_EQ(j["controls[0].caught_by"], "\"forward\"");
   EXPECT_EQ(j["controls[0].imitates"], "\"huggingface/text-generation-inference 1036\"");
   EXPECT_EQ(j["controls[0].margin"], "41.0");
+}
+
+// A margin is of what was caught, and infinite where that was exact; a lane is required by its own
+// name or that of its transport; a rerun says something where there was one.
+TEST(ReportJson, HoldsWhatIsKnownAlone) {
+  ControlResult exact = caught("exact", 2);
+  exact.exact = true;
+  CaseResult c = bias_summed_twice();
+  c.checks[1].findings[0].holders = {2};
+  Report r = report_of({c}, {exact, with(ControlResult::escaped)});
+  r.lanes = {{"mpi.np4", true, ""}, {"mpi2.np4", true, ""}};
+  r.required = {"mpi"};
+  const StrictJson j(report_json(r));
+  for (const auto& [member, value] : {std::pair{"controls[0].margin", "\"inf\""},
+                                      {"controls[1].margin", "null"},
+                                      {"lanes[0].required", "true"},
+                                      {"lanes[1].required", "false"},
+                                      {"cases[1].holders[0]", "2"},
+                                      {"cases[1].holders.length", "1"},
+                                      {"cases[1].steady", ""}})
+    EXPECT_EQ(j[member], value) << member;
 }
 
 TEST(ReportJson, NumbersThatJsonCannotHoldAreWords) {
