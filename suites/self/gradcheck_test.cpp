@@ -5,6 +5,7 @@
 
 #include "primitives/mlp.hpp"
 #include "suites/self/planted.hpp"
+#include "suites/self/toy_evidence.hpp"
 
 namespace shardproof {
 
@@ -162,6 +163,111 @@ TEST(Gradcheck, AForwardThatIsNotSmoothIsNamed) {
   const CheckResult c = judge("mlp tp=2 subject=staircase");
   EXPECT_EQ(c.verdict, Verdict::failed);
   EXPECT_TRUE(says(c, "not smooth")) << c.findings.at(0).message;
+}
+
+// ---- By hand: y = x on two ranks, whose steps are 2^-2, as it has no fifth derivative
+
+using toy::Locals;
+using toy::on_tp;
+
+Locals same(const Locals& x) { return x; }
+
+// A sum whose terms are 10^4 times as large, at one point or at all of them.
+Contract loud(std::optional<std::vector<double>> at) {
+  Contract c = toy::contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.forward = [at, last = c.forward](const Case& line, std::span<const Whole> in,
+                                     std::vector<Gauge>* gauges) {
+    auto y = last(line, in, gauges);
+    if (gauges && (!at || *at == in[0].value)) {
+      for (double& v : (*gauges)[0].magnitude) v *= 1e4;
+      for (double& v : (*gauges)[0].squares) v *= 1e8;
+    }
+    return y;
+  };
+  return c;
+}
+Locals summed(const Locals& x) { return toy::all_reduce(x); }
+CheckResult passed(toy::Play& play) {
+  CheckResult r = play.judge("gradcheck");
+  EXPECT_EQ(r.verdict, Verdict::passed) << r.note;
+  return r;
+}
+
+// D2(h/2) is off by 3 eps/(h/2) = 24 eps at h = 2^-2, eps being what phi is off at x, x + hv or
+// x - hv, whichever is most.
+TEST(Gradcheck, AllowsWhatRoundingLeavesOpenAtEachPoint) {
+  toy::Play everywhere(loud({}), "tp=2", summed, same);
+  const double bound = passed(everywhere).bound;
+  const Evidence& e = everywhere.e;
+  const std::vector<double> y = e.truth(e.shots[1].feeds[0]).cotangents[0].value;
+  double most = 0;
+  for (const char* shot : {"gradcheck:at", "gradcheck:x:+2^-2", "gradcheck:x:-2^-2"}) {
+    const Feed& there = e.shots.at(size_t(e.find_shot(shot))).feeds[0];
+    const Truth& t = e.truth(there);
+    const auto of_y = bound_of(e, there, e.operands[1], false, t.outputs[0], t.output_gauges[0]);
+    double eps = 0;
+    for (int64_t i = 0; i < 24; ++i) eps += of_y(i) * std::abs(y[size_t(i)]);
+    most = std::max(most, eps);
+    toy::Play one(loud(there.given[0].value), "tp=2", summed, same);
+    EXPECT_NEAR(passed(one).bound, 24 * eps, 0.01 * bound) << shot;
+  }
+  EXPECT_NEAR(bound, 24 * most, 0.01 * bound);
+  toy::Play nowhere(loud(std::vector<double>()), "tp=2", summed, same);
+  EXPECT_LT(passed(nowhere).bound, 0.01 * bound);
+}
+
+// y = x + x^5: D2(h) is off by h^4 phi5/480, so that D2(h/2) is off by a fifteenth of what lies
+// between them.
+TEST(Gradcheck, AllowsWhatStepsLeaveOpen) {
+  auto x = std::make_shared<Locals>();
+  const auto quintic = [=](Locals y) {
+    *x = y;
+    for (auto& part : y)
+      for (double& v : part) v += std::pow(v, 5);
+    return y;
+  };
+  const auto slope = [=](Locals g) {
+    for (size_t r = 0; r < g.size(); ++r)
+      for (size_t i = 0; i < g[r].size(); ++i) g[r][i] *= 1 + 5 * std::pow((*x)[r][i], 4);
+    return g;
+  };
+  toy::Play play(toy::contract({4, 6}, on_tp(I()), on_tp(I())), "tp=2", quintic, slope);
+  EXPECT_NEAR(passed(play).ratio, 1 / 15.0, 1e-3);
+}
+
+// A gradient that sums 10^12 terms may be off by what they round, and by no more.
+TEST(Gradcheck, AllowsWhatTheBoundOfTheGradientLeavesOpen) {
+  for (const auto& [off, verdict] : {std::pair{1e-11, Verdict::passed}, {1e-2, Verdict::failed}}) {
+    Contract c = toy::contract({4, 6}, on_tp(P()), on_tp(I()));
+    c.backward = [last = c.backward](const Case& line, std::span<const Whole> x,
+                                     std::span<const Whole> y, std::vector<Gauge>* gauges) {
+      auto g = last(line, x, y, gauges);
+      if (gauges) (*gauges)[0].terms = 1'000'000'000'000;
+      return g;
+    };
+    toy::Play play(std::move(c), "tp=2", summed,
+                   [off = off](const Locals& y) { return toy::scaled(y, 1 + off); });
+    EXPECT_EQ(play.judge("gradcheck").verdict, verdict) << off;
+  }
+}
+
+// lse of an empty row is infinite wherever x is: it has no part in phi.
+TEST(Gradcheck, LeavesOutWhatIsInfiniteByDefinition) {
+  Contract c = toy::contract({4, 6}, on_tp(P()), on_tp(I()));
+  c.forward = [last = c.forward](const Case& line, std::span<const Whole> x,
+                                 std::vector<Gauge>* gauges) {
+    auto y = last(line, x, gauges);
+    y[0].value[3] = -INFINITY;
+    return y;
+  };
+  const auto with = [](double third, Locals values) {
+    for (auto& part : values) part[3] = third;
+    return values;
+  };
+  toy::Play play(
+      std::move(c), "tp=2", [=](const Locals& x) { return with(-INFINITY, summed(x)); },
+      [=](const Locals& y) { return with(0, y); });
+  EXPECT_GT(passed(play).compared, 0);
 }
 
 // A runner keeps what the reference says of a line, for its controls: of another line it knows
