@@ -221,12 +221,13 @@ TEST(Forward, ASubjectThatCallsTheReferenceIsVacuous) {
        {gather(2, "dtype=f32 fill=normal", {20, 9}), reduce(2, "dtype=f32 fill=normal", {20, 9}),
         reduce(3, "dtype=f32 fill=normal", {20, 9})})
     EXPECT_EQ(play->judge("forward").verdict, Verdict::passed) << print(*play->e.line);
-  // So is one whose line says a type, which it may exceed, and one whose results are coarser than
-  // its sums.
-  for (const char* types : {"dtype=f32 acc=f32", "dtype=bf16 wire=f32"}) {
-    Play other(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 fill=normal " + std::string(types),
+  // So is one whose line says a type, which it may exceed, one whose results are coarser than its
+  // sums, and one of values that cancel or are one value many times, whose sums may be exact.
+  for (const char* keys : {"dtype=f32 acc=f32 fill=normal", "dtype=bf16 wire=f32 fill=normal",
+                           "dtype=f32 fill=cancelling", "dtype=f32 fill=normal strides=expanded"}) {
+    Play other(contract({20, 9}, on_tp(P()), on_tp(I())), "tp=8 " + std::string(keys),
                through_double, same());
-    EXPECT_EQ(other.judge("forward").verdict, Verdict::passed) << types;
+    EXPECT_EQ(other.judge("forward").verdict, Verdict::passed) << keys;
   }
 }
 
@@ -1032,6 +1033,14 @@ TEST(Adjoint, ABoundIsThatOfBothSides) {
   }
   const Pairing p = pairings_of(play->e, shot, {{}})[0];
   EXPECT_NEAR(double(p.allowed / pairing_scale(play->e)), due, 1e-12 * due);
+  // And what F(.., 0, ..) may be off, for which the first shot stands here.
+  const Feed& other = play->e.shots[0].feeds[0];
+  const Truth& without = play->e.truth(other);
+  const auto of_other = bound_of(play->e, other, play->e.operands[1], false, without.outputs[0],
+                                 without.output_gauges[0]);
+  for (int64_t i = 0; i < 24; ++i) due += of_other(i) * std::abs(t.cotangents[0].value[size_t(i)]);
+  const Pairing less = pairings_of(play->e, shot, {{0, 0}})[0];
+  EXPECT_NEAR(double(less.allowed / pairing_scale(play->e)), due, 1e-12 * due);
 }
 
 // In bf16 sums of 8 parts are beyond the integers that stay exact: the cotangent along them is
@@ -1305,6 +1314,12 @@ TEST(Replica, OfCopiesOnSomeRanksComparesThese) {
   Play right(contract({2, 3}, ends, ends), "tp=3", same(), same());
   EXPECT_EQ(right.judge("adjoint").verdict, Verdict::passed);
   EXPECT_EQ(pairing_scale(right.e), 3 * 2);
+  // Halves of one and thirds of another are whole in sixths.
+  static const IndexMap three{"three", [](int64_t extent, int, int r) {
+                                return std::vector<int64_t>(size_t(r < 3 ? extent : 0));
+                              }};
+  const Play both(contract({2, 3}, ends, on_tp(I(three))), "tp=4", same(), same());
+  EXPECT_EQ(pairing_scale(both.e), 4 * 6);
   const auto doubled = [](const Locals& x) {
     Locals y = x;
     for (auto& local : y)
@@ -1415,6 +1430,15 @@ TEST(Draws, CopiesThatPartAreToldWithTheirRanksOfAllDraws) {
   EXPECT_EQ(repeated[0].ranks, (std::vector<int>{0, 1, 2, 3}));
   EXPECT_NE(repeated[0].message.find("shards on dp must differ"), std::string::npos)
       << repeated[0].message;
+  Play grid(with_masks(124, 1, {{Axis::dp, S(0)}, {Axis::tp, S(0)}}), "tp=2 dp=2", same(), same());
+  for (auto& of_rank : draws) of_rank.assign(3, std::vector<double>(31, 1));
+  for (auto& of_rank : draws) of_rank[1][0] = 2, of_rank[2][0] = 3;
+  const auto first = of_draws(grid, draws).findings;
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_NE(first[0].message.find("shards on tp must differ: from here on rank 1 repeats what rank "
+                                  "0 drew, in 3 draws (by chance: 2^-93)"),
+            std::string::npos)
+      << first[0].message;
 }
 
 // Eight draws of eight bits: equal on both ranks they are no chance, one of them eight times is.
@@ -1426,6 +1450,14 @@ TEST(Draws, OneThatIsGivenManyTimesIsEvidenceOnce) {
     for (int k = 0; k < 8; ++k) draws.emplace_back(8, differ ? k : 0);
     EXPECT_EQ(of_draws(play, {draws, draws}).findings.size(), differ ? 1u : 0u);
   }
+  // Of four masks seven draws of ten bits are due, and six that differ are said to be six.
+  Play four(with_masks(20, 4), "tp=2", same(), same());
+  std::vector<std::vector<double>> draws;
+  for (int k = 0; k < 28; ++k) draws.emplace_back(10, std::min(k % 7, 5));
+  const auto findings = of_draws(four, {draws, draws}).findings;
+  ASSERT_EQ(findings.size(), 4u);
+  EXPECT_NE(findings[0].message.find("in 6 draws (by chance: 2^-60)"), std::string::npos)
+      << findings[0].message;
 }
 
 // ---- Ledger ----
@@ -1922,6 +1954,7 @@ TEST(Repeat, NamesTheRanksThatHoldTheElement) {
   for (int r = 0; r < 4; ++r)
     shards->set(r, false, 0, shards->get(r, false, 0, again) + (r == 2 ? 9 : 1), again);
   const Finding shard = shards->judge_again("repeat").findings.at(0);
+  EXPECT_EQ(judging::same_results(shards->e, {again, 0, 0, 0}).spread, 9);
   EXPECT_EQ(shard.ranks, (std::vector<int>{0, 1, 2, 3}));
   EXPECT_EQ(shard.holders, std::vector<int>{2});
   auto copies = reduce(4);

@@ -749,6 +749,26 @@ TEST(Ledger, entries_say_what_was_asked) {
   EXPECT_EQ(traces[3].members[1], 3);
 }
 
+TEST(Ledger, a_shift_has_the_peers_of_its_hop_and_calls_count_anew_in_each_shot) {
+  run_quietly(line_of(3), [&](TestRank& r) {
+    Trace trace;
+    r.state.trace = &trace;
+    LedgerDoor ledger(r.state, r.transport);
+    Communicator tp(r.group(Axis::tp), ledger);
+    Tensor x({2}), y({2});
+    x.fill([](const Shape&) { return 1; });
+    for (const int hop : {1, -1, 2}) {
+      ++r.state.shot;
+      tp.wait(tp.shift(x.view(), y.view(), hop));
+      EXPECT_EQ(trace.calls_in_phase, 1u) << hop;
+      const LedgerEntry e = ledger.take().at(0);
+      EXPECT_EQ(e.to, (tp.rank() + hop + 3) % 3) << hop;
+      EXPECT_EQ(e.from, (tp.rank() - hop + 3) % 3) << hop;
+    }
+    r.state.trace = nullptr;
+  });
+}
+
 TEST(Ledger, text_reads_as_a_sentence) {
   LedgerEntry e;
   e.op = Op::all_reduce;

@@ -561,6 +561,7 @@ TEST(Drift, UsualIsHowFarTheLossesOfARightRunLieApart) {
   }
   const DriftReport r = drift("block tp=2 sp=on control=norm_gradient_not_summed@2", 14);
   EXPECT_NEAR(r.loss_usual, apart / losses.back(), 1e-9);
+  EXPECT_NEAR(r.loss_off, std::abs(r.last_loss - losses.back()) / losses.back(), 1e-9);
 }
 
 // The loss of a step is taken before its update, so that one step that goes wrong in the backward
