@@ -345,6 +345,19 @@ TEST(Registry, AContractsOwnKeyReplacesACommonOne) {
   EXPECT_THROW(parse("half_only dtype=f64", r), BadInput);
 }
 
+// A line that its contract refuses has a mesh, too: of it the refusal is told.
+TEST(Case, CopiesOfKeyHeadsSplitTheTensorAxisWhereTheyDivideIt) {
+  Contract c = sample();
+  c.keys.push_back(integer("kv_replicas", "1", 0, 8));
+  Registry r;
+  r.add(c);
+  for (const auto& [copies, of] : {std::pair{2, 2}, {4, 4}, {3, 1}, {0, 1}})
+    EXPECT_EQ(
+        parse("sample_row tp=4 kv_replicas=" + std::to_string(copies), r).mesh().size(Axis::rep),
+        of)
+        << copies;
+}
+
 }  // namespace case_test
 }  // namespace
 }  // namespace shardproof
