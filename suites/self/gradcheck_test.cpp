@@ -74,6 +74,7 @@ const Registry& registry() {
       r.add(Subject{name, "mlp", std::move(make), {}});
     };
     add("off_slightly", [] { return std::make_unique<Scaled>(1, 1 + 1e-8); });
+    add("off_within", [] { return std::make_unique<Scaled>(1, 1 + 1e-9); });
     add("off_by_rounding", [] { return std::make_unique<Scaled>(1, 1 + 0x1p-50); });
     add("forward_doubled", [] { return std::make_unique<Scaled>(2, 1); });
     add("zero_gradient", [] { return std::make_unique<Scaled>(1, 0); });
@@ -142,6 +143,14 @@ TEST(Gradcheck, AMissingReductionReadsOneOverP) {
 TEST(Gradcheck, SeesSmallRelativeErrors) {
   EXPECT_EQ(judge("mlp tp=2 subject=off_slightly").verdict, Verdict::failed);
   EXPECT_EQ(judge("mlp tp=2 subject=off_by_rounding").verdict, Verdict::passed);
+}
+
+// Of what passes the tensor that is furthest off speaks.
+TEST(Gradcheck, TellsTheWorstOfItsTensors) {
+  const CheckResult healthy = judge("mlp tp=2"), off = judge("mlp tp=2 subject=off_within");
+  EXPECT_EQ(off.verdict, Verdict::passed);
+  EXPECT_EQ(off.where, "along a random direction of x");
+  EXPECT_GT(off.ratio, healthy.ratio);
 }
 
 TEST(Gradcheck, ComparesWithTheSubjectsOwnForward) {
