@@ -558,8 +558,10 @@ int drift_of_logs(const Words& words) {
   std::vector<std::string> files = words.values.at("--logs");
   files.insert(files.end(), words.plain.begin(), words.plain.end());
   if (files.size() > 2 || files[0].empty())
-    throw BadInput(
-        fmt::format("--logs: expected one digest log or two, met {}", joined(files, " ")));
+    throw BadInput(fmt::format(
+        "--logs: expected one digest log or two, met {}; the files of all ranks of a run "
+        "are put behind one another (cat rank*.log > run.log)",
+        joined(files, " ")));
   for (const OptionName& o : drift_options()) {
     const std::string name = o.name;
     if (name == "--logs" || name == "--exact" || name == "--json") continue;

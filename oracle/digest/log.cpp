@@ -21,6 +21,32 @@ namespace {
 
 // ---- Reading
 
+// What a log has become on its way, by the start of a line, and how to undo it; "": it is text.
+std::string packed_or_recoded(std::string_view line) {
+  using namespace std::literals;
+  if (line.starts_with("step=")) return "";
+  const auto packed = [](const char* by, const char* undo) {
+    return fmt::format("a file that {} has packed: unpack it ({})", by, undo);
+  };
+  const std::string wide =
+      "UTF-16: write UTF-8 (iconv -f UTF-16 -t UTF-8 LOG; without a byte order mark UTF-16LE)";
+  const std::pair<std::string_view, std::string> starts[] = {
+      {"\x1f\x8b"sv, packed("gzip", "gunzip")},
+      {"\x28\xb5\x2f\xfd"sv, packed("zstd", "unzstd")},
+      {"\xfd\x37zXZ"sv, packed("xz", "unxz")},
+      {"BZh"sv, packed("bzip2", "bunzip2")},
+      {"PK\x03\x04"sv, packed("zip", "unzip")},
+      {"\xef\xbb\xbf"sv,
+       "a byte order mark: write UTF-8 without one (sed 's/^\\xEF\\xBB\\xBF//' LOG)"},
+      {"\xff\xfe"sv, wide},
+      {"\xfe\xff"sv, wide},
+      {"s\0"sv, wide},
+      {"\0s"sv, wide}};
+  for (const auto& [start, told] : starts)
+    if (line.starts_with(start)) return told;
+  return "";
+}
+
 const char* const keys[] = {"step",     "phase", "tensor", "axis",    "rank",  "digest", "coverage",
                             "elements", "nan",   "inf",    "negzero", "dtype", "mode",   "unit"};
 constexpr size_t key_count = sizeof keys / sizeof *keys;
@@ -76,7 +102,7 @@ class LineReader {
       found.push_back({at + key.size() + 1, word.substr(key.size())});
       at = end + 1;
     }
-    if (at <= line.size()) refuse(at, "the end of the line", line.substr(at));
+    if (at <= line.size()) refuse(at, "the end of the line", line.substr(at - 1));
     return found;
   }
 
@@ -272,6 +298,7 @@ class Layouts {
  public:
   explicit Layouts(const Log& log) : path_(log.path) {
     for (const LogLine& l : log.lines) {
+      places_[{l.phase, l.tensor, l.axes}].insert(l.place);
       Place& ranks = ranks_[{l.phase, l.tensor, l.axes}];
       ranks.resize(l.axes.size());
       for (size_t i = 0; i < ranks.size(); ++i) {
@@ -297,12 +324,7 @@ class Layouts {
   // by no comparison of those that are there.
   std::string lacking(const Entry& e) const {
     const LogLine& first = *e.lines[0];
-    int64_t owed = 1;
-    Place ranks;
-    for (size_t i = 0; i < first.axes.size(); ++i) {
-      ranks.push_back(first.ranks[i] > 0 ? first.ranks[i] : mesh_.at(first.axes[i].first));
-      if (__builtin_mul_overflow(owed, ranks[i], &owed)) owed = std::numeric_limits<int64_t>::max();
-    }
+    const auto [owed, ranks] = owed_by(first);
     if (int64_t(e.lines.size()) >= owed) return "";
     std::set<Place> there;
     for (const LogLine* l : e.lines) there.insert(l->place);
@@ -318,8 +340,24 @@ class Layouts {
         owed, with_ranks(first.axes, ranks), e.step, e.phase, e.lines.size(), e.tensor, path_,
         place_text(next));
   }
+  // Whether a rank logs it at no step, as without that rank's file: its shard is left out by
+  // nobody.
+  bool never_logged(const Entry& e) const {
+    const LogLine& first = *e.lines[0];
+    return int64_t(places_.at({first.phase, first.tensor, first.axes}).size()) <
+           owed_by(first).first;
+  }
 
  private:
+  std::pair<int64_t, Place> owed_by(const LogLine& first) const {
+    std::pair<int64_t, Place> r{1, {}};
+    auto& [owed, ranks] = r;
+    for (size_t i = 0; i < first.axes.size(); ++i) {
+      ranks.push_back(first.ranks[i] > 0 ? first.ranks[i] : mesh_.at(first.axes[i].first));
+      if (__builtin_mul_overflow(owed, ranks[i], &owed)) owed = std::numeric_limits<int64_t>::max();
+    }
+    return r;
+  }
   static std::string with_ranks(const decltype(LogLine::axes)& axes, const Place& ranks) {
     std::string text;
     for (size_t i = 0; i < axes.size(); ++i)
@@ -329,6 +367,7 @@ class Layouts {
 
   std::string path_;
   std::map<std::string, int64_t> mesh_;
+  std::map<std::tuple<std::string, std::string, decltype(LogLine::axes)>, std::set<Place>> places_;
   std::map<std::tuple<std::string, std::string, decltype(LogLine::axes)>, Place> ranks_;
 };
 
@@ -500,7 +539,7 @@ void judge_entry(const Entry& e, const Layouts& layouts, Coverage& coverage, Log
   if (r.refused.empty()) r.refused = telling::printable(layouts.lacking(e));
   judge_copies(e, r);
   judge_own_numbers(e, r);
-  coverage.judge(e, r);
+  if (!layouts.never_logged(e)) coverage.judge(e, r);
   judge_numbers(e, r);
 }
 
@@ -610,6 +649,14 @@ Log parse_log(const std::string& text, const std::string& path) {
   size_t at = 0;
   for (int64_t number = 1; at < text.size(); ++number) {
     const size_t end = text.find('\n', at);
+    const std::string line = text.substr(at, end - at);  // to the end where there is no other
+    if (const std::string what = packed_or_recoded(line); !what.empty())
+      throw BadInput(fmt::format("{}:{}:1: expected step=..., met {}", path, number, what));
+    if (line.ends_with('\r'))
+      throw BadInput(fmt::format(
+          "{}:{}:{}: expected lines that end with LF, met {}", path, number, line.size(),
+          end == std::string::npos ? "lines that end with CR: tr '\\r' '\\n' < LOG > NEW"
+                                   : "a line that ends with CR LF: tr -d '\\r' < LOG > NEW"));
     if (end == std::string::npos) {
       log.truncated = fmt::format(
           "the last line ends after {} bytes without a line end; read up to line {}, the last "
@@ -617,7 +664,7 @@ Log parse_log(const std::string& text, const std::string& path) {
           text.size() - at, number - 1);
       break;
     }
-    if (end > at) log.lines.push_back(LineReader(path, number).read(text.substr(at, end - at)));
+    if (end > at) log.lines.push_back(LineReader(path, number).read(line));
     at = end + 1;
   }
   if (log.lines.empty())
@@ -721,7 +768,8 @@ class Comparison {
     if (const LogLine* l = first_lacking(here, there))
       refuse(
           fmt::format("--logs: expected the same records in both, met step {}, phase {}: {} of "
-                      "{} is in {} and not in {}",
+                      "{} is in {} and not in {}. Each of two logs is a run: put the files of "
+                      "its ranks behind one another",
                       l->step, l->phase, place_text(*l), l->tensor, log_here.path, log_there.path));
   }
 

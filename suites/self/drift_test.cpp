@@ -1163,6 +1163,11 @@ TEST(DriftLog, ARankThatLogsNothingIsMissed) {
   const std::string told = judged(with_ranks(no_copy, "dp:I ", "dp:I2 ")).refused;
   EXPECT_NE(told.find("of tp=0,dp=1 is not there"), std::string::npos) << told;
   EXPECT_EQ(judged(with_ranks(whole, "tp:S,dp:I ", "tp:S2,dp:I2 ")).refused, "");
+  // The indices of a shard that nobody logged are not left out by the layout.
+  std::string no_first;
+  for (int64_t step : {0, 1}) no_first += record(step, "w", 1, 0, 5);
+  EXPECT_TRUE(judged(no_first).findings.empty());
+  EXPECT_NE(judged(no_first).refused.find("of tp=0,dp=0 is not there"), std::string::npos);
   // A drift is one whoever is missing.
   EXPECT_FALSE(
       judged(without(step_of(0, 9), record(0, "w", 1, 1, 5)) + step_of(1)).findings.empty());
@@ -1281,6 +1286,37 @@ TEST(DriftLog, WhatIsNoRecordIsRefusedWithLineAndColumn) {
             std::string::npos);
   EXPECT_NE(reading("").find("log:1:1: expected a digest log"), std::string::npos);
   EXPECT_NE(reading("hello\n").find("log:1:1: expected step="), std::string::npos);
+}
+
+// A log that was packed or written again on its way: the cause and the way back are told.
+TEST(DriftLog, WhatALogHasBecomeOnItsWayIsNamed) {
+  const std::string good = record(0, "w", 0, 0, 1);
+  std::string windows = good, wide, wide_big;
+  windows.insert(windows.size() - 1, "\r");
+  for (char c : good) wide += {c, '\0'}, wide_big += {'\0', c};
+  std::string mac = good;
+  mac.back() = '\r';
+  const auto named = [](const std::string& text, const char* what, const char* todo) {
+    EXPECT_NE(reading(text).find(what), std::string::npos) << reading(text);
+    EXPECT_NE(reading(text).find(todo), std::string::npos) << reading(text);
+  };
+  named(good + windows, "log:2:", "tr -d '\\r'");
+  named(windows, "a line that ends with CR LF", "tr -d '\\r'");
+  named(mac, "lines that end with CR", "tr '\\r' '\\n'");
+  named("\xef\xbb\xbf" + good, "log:1:1: ", "byte order mark");
+  named(good + "\xef\xbb\xbf" + good, "log:2:1: ", "byte order mark");  // put behind one another
+  for (const std::string& text :
+       {"\xff\xfe" + wide, "\xfe\xff" + wide_big, wide, wide_big, "\xff\xfe" + wide.substr(0, 40)})
+    named(text, "UTF-16", "iconv -f UTF-16");
+  named("\x1f\x8b\x08", "gzip", "gunzip");
+  named("\x1f\x8b\x08\nmore\n", "gzip", "gunzip");
+  named("\x28\xb5\x2f\xfd", "zstd", "unpack");
+  named("\xfd\x37zXZ", "xz", "unpack");
+  named("BZh9", "bzip2", "unpack");
+  named("PK\x03\x04", "zip", "unpack");
+  EXPECT_NE(reading(good.substr(0, good.size() - 1) + " \n").find("the end of the line, met ' '"),
+            std::string::npos)
+      << reading(good.substr(0, good.size() - 1) + " \n");
 }
 
 }  // namespace drift_test

@@ -71,5 +71,13 @@ assert "tensor gamma, tp=1" in drift(1, log("copies.log", 2, "gamma"))
 block = Tensor([0.0] * 6, (2, 3))
 refused(ValueError, block, "tp:S2", "0", shape=(2, 4), start=(0, 2))  # beyond the whole
 refused(ValueError, block, "tp:S2", "0", shape=(12,))
+for rank in ("", "0, 1", (0, 1)):
+    refused(ValueError, block, "tp:S2,dp:I2", rank)
+for nothing in (None, 1.0):  # such as the gradient of what no backward has reached
+    refused(TypeError, nothing, "tp:I2", "0")
+DigestLog(os.path.join(folder, "number.log")).write(0, "init", "w", block, "tp:I1", 0)
+block.to_local = lambda: block  # a DTensor: memory is shorter than shape says
+refused(TypeError, block, "tp:S2", "0")
+del block.to_local
 block.dtype = "torch.bool"
 refused(TypeError, block, "tp:I2", "0")
