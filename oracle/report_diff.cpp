@@ -133,6 +133,8 @@ class Comparison {
     for (const auto& [key, check] : here) {
       if (there.contains(key)) continue;
       if (only.checks++ == 0) only.first_line = check->shown;
+      if (check->verdict != "passed" && check->verdict != "skipped" && only.not_passed++ == 0)
+        only.first_not_passed = check->shown;
       lines.insert(key.first);
     }
     only.lines = int64_t(lines.size());

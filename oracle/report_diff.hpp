@@ -30,6 +30,8 @@ struct Change {
 struct Alone {
   int64_t checks = 0, lines = 0, controls = 0;
   std::string first_line;
+  int64_t not_passed = 0;  // of the checks; skipped ones apart
+  std::string first_not_passed;
   std::vector<std::string> lanes;
   bool any() const { return checks > 0 || controls > 0 || !lanes.empty(); }
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 
 #include "oracle/joined.hpp"
@@ -43,10 +44,12 @@ std::string more(const Section& g, const char* tail) {
 
 std::string told(const Section& g) {
   std::string text;
-  for (size_t i = 0; i < std::min(g.changes.size(), most_changes); i++) {
+  const size_t shown = std::min(g.changes.size(), most_changes);
+  for (size_t i = 0; i < shown; i++) {
     const Change& c = g.changes[i];
     text += telling::row(g.label, fmt::format("{:<8} {}   {}", c.what, c.on, step(c)));
-    if (std::string_view(g.label) == "LOST" && !c.replay.empty())
+    const bool again = i + 1 < shown && g.changes[i + 1].replay == c.replay;
+    if (std::string_view(g.label) == "LOST" && !c.replay.empty() && !again)
       text += telling::row("replay", c.replay);
   }
   if (g.changes.size() > most_changes) text += telling::row(g.label, more(g, "of these"));
@@ -58,6 +61,9 @@ std::string alone_text(const Alone& a) {
   if (a.checks > 0)
     parts.push_back(fmt::format("{} on {} (the first: {})", number_of(a.checks, "check"),
                                 number_of(a.lines, "line"), a.first_line));
+  if (a.not_passed > 0)
+    parts.push_back(
+        fmt::format("{} of these did not pass (the first: {})", a.not_passed, a.first_not_passed));
   if (a.controls > 0) parts.push_back(number_of(a.controls, "control"));
   if (!a.lanes.empty()) parts.push_back("lanes " + joined(a.lanes));
   return joined(parts);
@@ -94,8 +100,10 @@ std::string table(const Section& g, size_t room) {
 
 std::string replays(const ReportDiff& d) {
   std::string lines;
+  std::set<std::string> told;
   for (size_t i = 0; i < std::min(d.lost.size(), most_changes); i++)
-    if (!d.lost[i].replay.empty()) lines += telling::printable(brief(d.lost[i].replay)) + "\n";
+    if (const std::string& call = d.lost[i].replay; !call.empty() && told.insert(call).second)
+      lines += telling::printable(brief(call)) + "\n";
   return lines.empty() ? "" : markdown::fenced(lines);
 }
 

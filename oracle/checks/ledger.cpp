@@ -281,6 +281,17 @@ std::optional<Finding> judge_unanswered(const Evidence& e, int64_t& compared) {
   return first;
 }
 
+// Calls under way are asked for by a key that a subject of one's own may not know.
+std::string not_done(const Evidence& e) {
+  const Case& line = *e.line;
+  if (line.text("subject").empty() || e.declared.traffic || !line.has("overlap") ||
+      line.text("overlap") == "off")
+    return "";
+  return fmt::format(
+      "; a subject that does no overlap={} says so: declared.without = {{\"overlap\"}}",
+      line.text("overlap"));
+}
+
 CheckResult judge(const Evidence& e) {
   if (auto f = judging::incomplete(e, "base")) return judging::conclude("ledger", 0, {*f});
   std::vector<Finding> findings;
@@ -298,6 +309,7 @@ CheckResult judge(const Evidence& e) {
       count(met, r, volume);
     }
     compared += t.compared;
+    if (t.first) t.first->means += not_done(e);
     if (t.first) findings.push_back(std::move(*t.first));
   }
   if (auto f = judge_unanswered(e, compared)) findings.push_back(std::move(*f));

@@ -57,7 +57,18 @@ void locate(const Evidence& e, const MemoryFinding& m, int rank, Finding& f) {
   f.index = judging::coordinates(whole[size_t(m.first)], whole_shape(o->shape, layout, e.mesh));
 }
 
-Finding finding_of(const Evidence& e, const std::string& shot, const MemoryFinding& m, int rank) {
+// What a call brings is NaN until its wait: the last call of the step that made the tensor.
+std::string read_too_early(const ShotRecord& record, const std::string& tensor) {
+  const bool forward = !tensor.starts_with("gradient of ");
+  for (auto call = record.ledger.rbegin(); call != record.ledger.rend(); ++call)
+    if ((call->phase == Phase::forward) == forward)
+      return ", or what a call brings was read before its wait (the last one here: " + text(*call) +
+             ")";
+  return "";
+}
+
+Finding finding_of(const Evidence& e, size_t s, const MemoryFinding& m, int rank) {
+  const std::string& shot = e.shots[s].name;
   const Word word = word_for(m);
   Finding f;
   f.tensor = m.tensor;
@@ -66,6 +77,7 @@ Finding finding_of(const Evidence& e, const std::string& shot, const MemoryFindi
                                     : m.text;
   if (shot != "base") f.message += " (in '" + shot + "')";
   f.means = word.means;
+  if (m.what == "unwritten") f.means += read_too_early(e.record(rank, int(s)), m.tensor);
   f.rank = rank;
   f.ranks = f.holders = {rank};
   f.wrong = m.what == "unwritten" ? m.count : 0;
@@ -88,11 +100,11 @@ CheckResult judge(const Evidence& e) {
         const auto known = std::find(kinds.begin(), kinds.end(), kind);
         if (known == kinds.end()) {
           kinds.push_back(kind);
-          findings.push_back(finding_of(e, e.shots[s].name, m, r));
+          findings.push_back(finding_of(e, s, m, r));
         } else if (Finding& f = findings[size_t(known - kinds.begin())]; f.ranks.back() != r) {
           f.ranks.push_back(r);
           // The element that is shown may be on some of them only.
-          if (finding_of(e, "", m, r).where == f.where) f.holders.push_back(r);
+          if (finding_of(e, s, m, r).where == f.where) f.holders.push_back(r);
         }
       }
     }

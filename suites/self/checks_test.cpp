@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "fixtures/index_maps.hpp"
 #include "oracle/checks/draws.hpp"
@@ -1485,6 +1486,25 @@ std::unique_ptr<Play> with_traffic(std::vector<Traffic> due) {
 }
 const Traffic one_all_reduce{Op::all_reduce, Reduce::sum, "tp", false, 24, DType::f64, 0, -1};
 
+// A kernel that does not do what the line asks for is led to the word that says so.
+TEST(Ledger, OfASubjectThatDoesNoRingsTheWayOutIsNamed) {
+  auto play = with_traffic({{Op::shift, Reduce::none, "tp", false, 24, DType::f64, 1, -1}});
+  const auto means = [&](const char* overlap, const char* subject) {
+    Case line = *play->e.line;
+    line.keys.emplace_back("overlap", overlap);
+    line.defaults.push_back("off");
+    line.set("subject", subject);
+    const Case* const before = std::exchange(play->e.line, &line);
+    const std::string told = play->judge_again("ledger").findings.at(0).means;
+    play->e.line = before;
+    return told;
+  };
+  const char* const way = "does no overlap=ring says so: declared.without = {\"overlap\"}";
+  EXPECT_NE(means("ring", "mine").find(way), std::string::npos) << means("ring", "mine");
+  EXPECT_EQ(means("ring", "").find("without"), std::string::npos);
+  EXPECT_EQ(means("off", "mine").find("without"), std::string::npos);
+}
+
 TEST(Ledger, DueCallsPass) {
   const CheckResult r = with_traffic({one_all_reduce})->judge_again("ledger");
   EXPECT_EQ(r.verdict, Verdict::passed) << (r.findings.empty() ? "" : r.findings[0].message);
@@ -1896,6 +1916,16 @@ TEST(Memory, WhatRanksSawIsTold) {
   EXPECT_EQ(r.findings[0].ranks, (std::vector<int>{2, 3}));
   EXPECT_EQ(r.findings[0].holders, std::vector<int>{2});  // y[5,1] is not on rank 3
   play->e.ranks[3].shots[0].memory.clear();
+  // What a call brings is there when it has been waited for: the last of that step is named.
+  EXPECT_EQ(r.findings[0].means.find("wait"), std::string::npos) << r.findings[0].means;
+  play->e.ranks[2].shots[0].ledger = {made(2), made(2, /*backward=*/true)};
+  play->e.ranks[2].shots[0].ledger[1].site = "toy.cpp:9";
+  for (const auto& [tensor, site] : {std::pair("y", "toy.cpp:7"), {"gradient of x", "toy.cpp:9"}}) {
+    play->e.ranks[2].shots[0].memory = {{"unwritten", tensor, 3, 7, "never written"}};
+    const std::string means = play->judge_again("memory").findings.at(0).means;
+    for (const char* part : {"read before its wait", "all_reduce", site})
+      EXPECT_NE(means.find(part), std::string::npos) << means;
+  }
   for (const char* what : {"guard", "argument", "environment", "workspace"}) {
     play->e.ranks[2].shots[0].memory = {{what, "x", 1, 0, "seen"}};
     r = play->judge_again("memory");

@@ -286,9 +286,16 @@ TEST_F(Diff, OtherSelectionsAreComparedWhereTheyMeet) {
   EXPECT_EQ(d.only_old.lines, 1);
   EXPECT_EQ(d.only_old.controls, 1);
   EXPECT_EQ(d.only_new.checks, 1);
-  EXPECT_NE(diff_text(d).find("\nonly OLD   2 checks on 1 line (the first: c tp=4), 1 control\n"),
-            std::string::npos)
+  EXPECT_NE(
+      diff_text(d).find("\nonly OLD   2 checks on 1 line (the first: c tp=4), 2 of these did not "
+                        "pass (the first: c tp=4), 1 control\n"),
+      std::string::npos)
       << diff_text(d);
+  // What fails on lines of NEW alone decides nothing, and is said.
+  b.checks.insert(b.checks.begin(), check("c tp=6", "forward", "passed"));
+  b.checks.push_back(check("c tp=8", "gradient", "skipped"));
+  for (const std::string& text : {diff_text(diff(a, b)), diff_markdown(diff(a, b))})
+    EXPECT_NE(text.find("1 of these did not pass (the first: c tp=8)"), std::string::npos) << text;
 }
 
 TEST_F(Diff, TextSaysWhatWasLostFirstAndHowToReplayIt) {
@@ -304,6 +311,21 @@ TEST_F(Diff, TextSaysWhatWasLostFirstAndHowToReplayIt) {
             "LOST       verdict  c tp=2   forward   passed -> failed\n"
             "replay     sp run c tp=2\n"
             "LOST       1 check and 1 control in both, 2 LOST\n");
+}
+
+TEST_F(Diff, ChecksOfOneLineAreReplayedOnce) {
+  Given a, b;
+  for (const char* name : {"gradient", "ledger"}) {
+    a.checks.push_back(check("c tp=2", name, "passed"));
+    b.checks.push_back(check("c tp=2", name, "failed"));
+  }
+  const ReportDiff d = diff(a, b);
+  ASSERT_EQ(d.lost.size(), 2u);
+  for (const std::string& text : {diff_text(d), diff_markdown(d)}) {
+    const size_t first = text.find("sp run c tp=2");
+    EXPECT_NE(first, std::string::npos) << text;
+    EXPECT_EQ(text.find("sp run c tp=2", first + 1), std::string::npos) << text;
+  }
 }
 
 TEST_F(Diff, MarkdownHoldsWhateverAReportDoes) {
