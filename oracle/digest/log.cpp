@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -680,10 +682,13 @@ Log read_log(const std::string& path) {
       std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw BadInput(fmt::format("--logs: expected a regular file, met '{}', which is {}", path,
                                std::filesystem::is_directory(status) ? "a folder" : "none"));
+  errno = 0;
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   if (in) text << in.rdbuf();
-  if (!in) throw BadInput(fmt::format("--logs: expected a file that can be read, met '{}'", path));
+  if (!in)
+    throw BadInput(fmt::format("--logs: expected a file that can be read, met '{}'{}", path,
+                               errno ? fmt::format(" ({})", std::strerror(errno)) : ""));
   return parse_log(text.str(), path);
 }
 

@@ -1259,6 +1259,15 @@ TEST_F(DriftLogs, AreRegularFiles) {
                 std::string::npos)
           << e.what();
     }
+  for (const auto& [name, why] : {std::pair(path("nothing"), "No such file or directory"),
+                                  {path(std::string(300, 'l').c_str()), "File name too long"}})
+    try {
+      digest::read_log(name);
+      ADD_FAILURE() << "read " << name;
+    } catch (const BadInput& e) {
+      EXPECT_NE(std::string(e.what()).find(std::string("' (") + why + ")"), std::string::npos)
+          << e.what();
+    }
 }
 
 TEST(DriftLog, WhatIsNoRecordIsRefusedWithLineAndColumn) {
