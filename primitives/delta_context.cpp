@@ -53,42 +53,60 @@ std::unique_ptr<Saved> DeltaContext::forward(Rank& rank, std::span<const View> i
   if (auto refused = refused_delta(line)) throw *refused;
   Communicator& cp = rank.along(Axis::cp);
   const ContextLine c(line);
+  const Blocks blocks(c);
   const bool wide = !in_single(line);
   const DType type = accumulation_of(line);
   auto saved = std::make_unique<DeltaSaved>();
   saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2], saved->b = inputs[4];
   saved->a = factors(rank, inputs[3], saved->factors);
   saved->reach = uploaded(reach(c, cp.rank()));
-  const StateExtents e(saved->q, saved->v, c.batch);
-  saved->entering = Kept(type, {e.entries()});
-  saved->states = Kept(type, e.of_tokens());
-  const View steps = this->steps(rank, saved->b, saved->a), reach = saved->reach.view();
-  const Tensor v = tensor(values(rank, saved->v, saved->a, saved->b)),
-               states = tensor(saved->states.view());
-  const DeltaRule rule = rule_of(e, decays(rank, saved->a), saved->k, steps, reach);
+  const View k = saved->k, v = values(rank, saved->v, saved->a, saved->b),
+             b = steps(rank, saved->b, saved->a), a = decays(rank, saved->a),
+             reach = saved->reach.view();
+  const StateExtents all(saved->q, v, c.batch), e(blocks.of(saved->q, 0), blocks.of(v, 0), c.batch);
+  saved->entering = Kept(type, {blocks.each, e.entries()});
+  saved->states = Kept(type, all.of_tokens());
+  const View entering = saved->entering.view(), states = saved->states.view();
+  const auto rule = [&](const View& a, const View& b, const View& reach, int i) {
+    return rule_of(e, blocks.of(a, i), blocks.of(k, i), blocks.of(b, i), blocks.of(reach, i));
+  };
   if (cp.size() > 1) {
     const int64_t n = e.entries() + e.states() * e.key_dim * e.key_dim;
-    const View own = rank.workspace(type, {1, n});
-    saved->summaries = Kept(type, {cp.size(), n});
-    const Summaries mine = summaries(own, e.entries());
-    perform(DeltaStates{rule, v, {}, {}, tensor(mine.parts), e.value_dim, wide},
-            "the state of a block");
+    const View own = rank.workspace(type, {blocks.each, n}),
+               a_on = decays_handed_on(rank, saved->a), b_on = steps_handed_on(rank, b);
     const Kept within = uploaded(reach_handed_on(c, cp.rank()));
-    const DeltaRule handed_on = rule_of(e, decays_handed_on(rank, saved->a), saved->k,
-                                        steps_handed_on(rank, steps), within.view());
-    perform(DeltaStates{handed_on, {}, {}, {}, tensor(mine.through), e.key_dim, wide},
-            "what a block does to a state");
+    saved->summaries = Kept(type, {blocks.count(), n});
+    for (int i = 0; i < blocks.each; ++i) {
+      const Summaries mine = summaries(own.narrow(0, i, 1), e.entries());
+      perform(DeltaStates{rule(a, b, reach, i),
+                          tensor(blocks.of(v, i)),
+                          {},
+                          {},
+                          tensor(mine.parts),
+                          e.value_dim,
+                          wide},
+              "the state of a block");
+      perform(DeltaStates{rule(a_on, b_on, within.view(), i),
+                          {},
+                          {},
+                          {},
+                          tensor(mine.through),
+                          e.key_dim,
+                          wide},
+              "what a block does to a state");
+    }
     gather(rank, own, saved->summaries.view(), false);
-    fold(rank, summaries(saved->summaries.view(), e.entries()), before(cp.rank(), cp.size()),
-         saved->entering.view(), false);
+    fold_all(rank, blocks, summaries(saved->summaries.view(), e.entries()), entering, false);
   } else {
-    set_zero(saved->entering.view());
+    set_zero(entering);
   }
-  const View running = rank.workspace(type, {e.entries()});
-  perform(DeltaStates{rule, v, tensor(saved->entering.view()), states, tensor(running), e.value_dim,
-                      wide},
-          "states");
-  perform(StateProduct{states, tensor(saved->q), rule.chunk.reach, tensor(outputs[0]), e.heads,
+  const View running = rank.workspace(type, {blocks.each, e.entries()});
+  for (int i = 0; i < blocks.each; ++i)
+    perform(DeltaStates{rule(a, b, reach, i), tensor(blocks.of(v, i)),
+                        tensor(entering.narrow(0, i, 1)), tensor(blocks.of(states, i)),
+                        tensor(running.narrow(0, i, 1)), e.value_dim, wide},
+            "states");
+  perform(StateProduct{tensor(states), tensor(saved->q), tensor(reach), tensor(outputs[0]), e.heads,
                        e.key_dim, e.value_dim, true, wide},
           "what is read from states");
   return saved;
@@ -99,45 +117,63 @@ void DeltaContext::backward(Rank& rank, Saved& state, std::span<const View> cota
   const auto& saved = static_cast<const DeltaSaved&>(state);
   const Case& line = rank.line();
   Communicator& cp = rank.along(Axis::cp);
+  const ContextLine c(line);
+  const Blocks blocks(c);
   const bool wide = !in_single(line);
   const DType type = accumulation_of(line);
-  const StateExtents e(saved.q, saved.v, ContextLine(line).batch);
-  const DeltaRule rule =
-      rule_of(e, decays(rank, saved.a), saved.k, steps(rank, saved.b, saved.a), saved.reach.view());
-  const Tensor q = tensor(saved.q), g = tensor(cotangents[0]);
-  const View entering = rank.workspace(type, {e.entries()}),
-             running = rank.workspace(type, {1, e.entries()}),
-             adjoints = rank.workspace(type, e.of_tokens());
+  const View q = saved.q, g = cotangents[0], v = values(rank, saved.v, saved.a, saved.b),
+             a = decays(rank, saved.a), b = steps(rank, saved.b, saved.a),
+             reach = saved.reach.view(), states = saved.states.view();
+  const StateExtents all(q, v, c.batch), e(blocks.of(q, 0), blocks.of(v, 0), c.batch);
+  const auto rule = [&](int i) {
+    return rule_of(e, blocks.of(a, i), blocks.of(saved.k, i), blocks.of(b, i), blocks.of(reach, i));
+  };
+  const View entering = rank.workspace(type, {blocks.each, e.entries()}),
+             running = rank.workspace(type, {blocks.each, e.entries()}),
+             adjoints = rank.workspace(type, all.of_tokens());
   if (cp.size() > 1) {
-    const View all = rank.workspace(type, {cp.size(), e.entries()});
-    perform(DeltaAdjoints{rule, q, g, {}, {}, tensor(running), wide},
-            "the cotangent of a block's state");
-    gather(rank, running, all, true);
-    fold(rank, {all, summaries(saved.summaries.view(), e.entries()).through},
-         behind(cp.rank(), cp.size()), entering, true);
+    const View gathered = rank.workspace(type, {blocks.count(), e.entries()});
+    for (int i = 0; i < blocks.each; ++i)
+      perform(DeltaAdjoints{rule(i),
+                            tensor(blocks.of(q, i)),
+                            tensor(blocks.of(g, i)),
+                            {},
+                            {},
+                            tensor(running.narrow(0, i, 1)),
+                            wide},
+              "the cotangent of a block's state");
+    gather(rank, running, gathered, true);
+    const View through = summaries(saved.summaries.view(), e.entries()).through;
+    fold_all(rank, blocks, {gathered, through}, entering, true);
   } else {
     set_zero(entering);
   }
-  perform(DeltaAdjoints{rule, q, g, tensor(entering), tensor(adjoints), tensor(running), wide},
-          "cotangents of states");
-  const Tensor S = tensor(saved.states.view()), G = tensor(adjoints),
-               before = tensor(state_before(rank, saved.entering.view()));
-  const Tensor errors = tensor(rank.workspace(type, saved.v.shape)),
-               weights = tensor(rank.workspace(type, saved.v.shape)),
-               terms = tensor(rank.workspace(type, saved.k.shape));
+  for (int i = 0; i < blocks.each; ++i)
+    perform(DeltaAdjoints{rule(i), tensor(blocks.of(q, i)), tensor(blocks.of(g, i)),
+                          tensor(entering.narrow(0, i, 1)), tensor(blocks.of(adjoints, i)),
+                          tensor(running.narrow(0, i, 1)), wide},
+            "cotangents of states");
+  const View before = state_before(rank, saved.entering.view()),
+             errors = rank.workspace(type, v.shape), weights = rank.workspace(type, v.shape),
+             terms = rank.workspace(type, saved.k.shape);
   const View of_decays = decay_gradient(rank, gradients[3]);
+  const bool by_channel = of_decays.shape == saved.k.shape;
   const char* what = "a gradient of the delta rule";
-  const bool by_channel = rule.gates > 1 || e.key_dim == 1;
-  perform(StateProduct{S, g, rule.chunk.reach, tensor(gradients[0]), e.heads, e.key_dim,
-                       e.value_dim, false, wide},
+  perform(StateProduct{tensor(states), tensor(g), tensor(reach), tensor(gradients[0]), e.heads,
+                       e.key_dim, e.value_dim, false, wide},
           what);
-  perform(DeltaErrors{rule, tensor(values(rank, saved.v, saved.a, saved.b)), before, S, G, errors,
-                      weights, tensor(gradients[2]), wide},
-          what);
-  perform(DeltaKeys{rule, before, S, G, errors, weights, tensor(gradients[1]),
-                    by_channel ? tensor(of_decays) : terms, wide},
-          what);
-  perform(DeltaSteps{errors, weights, terms, tensor(gradients[4]),
+  for (int i = 0; i < blocks.each; ++i) {
+    const Tensor entered = tensor(before.narrow(0, i, 1)), S = tensor(blocks.of(states, i)),
+                 G = tensor(blocks.of(adjoints, i)), error = tensor(blocks.of(errors, i)),
+                 weight = tensor(blocks.of(weights, i));
+    perform(DeltaErrors{rule(i), tensor(blocks.of(v, i)), entered, S, G, error, weight,
+                        tensor(blocks.of(gradients[2], i)), wide},
+            what);
+    perform(DeltaKeys{rule(i), entered, S, G, error, weight, tensor(blocks.of(gradients[1], i)),
+                      tensor(blocks.of(by_channel ? of_decays : terms, i)), wide},
+            what);
+  }
+  perform(DeltaSteps{tensor(errors), tensor(weights), tensor(terms), tensor(gradients[4]),
                      by_channel ? Tensor{} : tensor(of_decays), e.key_dim, e.value_dim, wide},
           what);
   hand_out(rank, of_decays, saved.a, gradients[3]);

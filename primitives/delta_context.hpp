@@ -14,7 +14,7 @@
 //   dq_t = S_t g_t   dv_t = b_t w   db_t = w e   dk_t = b_t (G_t e - S' w)
 //   da_ti = sum_j ((G_t - b_t k_t w^T) o S_(t-1))_ij, for a decay of a head the sum over i too
 //
-//   forward   one all-gather of d_k (d_v + d_k) numbers a head and sequence
+//   forward   one all-gather of d_k (d_v + d_k) numbers a block, head and sequence
 //   backward  one of d_k d_v, taken through T^T
 //
 // States travel in the type of accumulation, whatever wire= says of sums.

@@ -11,11 +11,19 @@ Refusal out_of_order(const Case& line) {
               "first, as zigzag_exchange does");
 }
 
+// A document that is cut by itself lies in 2p blocks of its own, whose states it would pass one by
+// one.
+Refusal documents_apart(const Case& line) {
+  return when(line.text("layout") == "zigzag" && !ContextLine(line).documents.empty(),
+              "layout=contiguous or zigzag_row of packed documents", said(line, "layout"),
+              "a rank has two blocks of the row there, and two of each document here");
+}
+
 // Each head hands on a state and, for each of its rows, `further` numbers at most.
 std::optional<Rejected> refused_states(const Case& line, int64_t further) {
   if (Refusal r = refused_context(line)) return r;
-  if (Refusal r =
-          first_refusal(out_of_order(line), undivided(line, "heads", line.ranks(Axis::tp), "tp")))
+  if (Refusal r = first_refusal(documents_apart(line),
+                                undivided(line, "heads", line.ranks(Axis::tp), "tp")))
     return r;
   const ContextLine c(line);
   const int64_t n = line.at("heads"), dk = line.at("head_dim"), dv = line.at("v_dim");

@@ -28,35 +28,54 @@ std::unique_ptr<Saved> ScanContext::forward(Rank& rank, std::span<const View> in
   if (auto refused = refused_scan(line)) throw *refused;
   Communicator& cp = rank.along(Axis::cp);
   const ContextLine c(line);
+  const Blocks blocks(c);
   const bool wide = !in_single(line);
+  const DType type = accumulation_of(line);
   auto saved = std::make_unique<ScanSaved>();
   saved->q = inputs[0], saved->k = inputs[1], saved->v = inputs[2];
   saved->a = factors(rank, inputs[3], saved->factors);
   saved->reach = uploaded(reach(c, cp.rank()));
-  const StateExtents e(inputs[0], inputs[2], c.batch);
-  saved->entering = Kept(accumulation_of(line), {e.entries()});
-  saved->states = Kept(accumulation_of(line), e.of_tokens());
-  const Chunk chunk = e.chunk(decays(rank, saved->a), saved->reach.view());
-  const Tensor k = tensor(saved->k), v = tensor(saved->v),
-               entering = tensor(saved->entering.view());
+  const View q = saved->q, k = saved->k, v = saved->v, reach = saved->reach.view(),
+             a = decays(rank, saved->a);
+  const StateExtents all(q, v, c.batch), e(blocks.of(q, 0), blocks.of(v, 0), c.batch);
+  saved->entering = Kept(type, {blocks.each, e.entries()});
+  saved->states = Kept(type, all.of_tokens());
+  const View entering = saved->entering.view(), states = saved->states.view();
   if (cp.size() > 1) {
     const int64_t n = e.entries() + e.states();
-    const View own = rank.workspace(accumulation_of(line), {1, n});
-    saved->summaries = Kept(own.dtype, {cp.size(), n});
-    const Summaries mine = summaries(own, e.entries());
-    perform(States{chunk, k, v, {}, {}, tensor(mine.parts), wide}, "the state of a block");
-    perform(ChunkDecay{e.chunk(decays_handed_on(rank, saved->a), saved->reach.view()),
-                       tensor(mine.through), wide},
-            "the decay of a block");
+    const View own = rank.workspace(type, {blocks.each, n}),
+               handed_on = decays_handed_on(rank, saved->a);
+    saved->summaries = Kept(type, {blocks.count(), n});
+    for (int i = 0; i < blocks.each; ++i) {
+      const Summaries mine = summaries(own.narrow(0, i, 1), e.entries());
+      const View within = blocks.of(reach, i);
+      perform(States{e.chunk(blocks.of(a, i), within),
+                     tensor(blocks.of(k, i)),
+                     tensor(blocks.of(v, i)),
+                     {},
+                     {},
+                     tensor(mine.parts),
+                     wide},
+              "the state of a block");
+      perform(ChunkDecay{e.chunk(blocks.of(handed_on, i), within), tensor(mine.through), wide},
+              "the decay of a block");
+    }
     gather(rank, own, saved->summaries.view(), false);
-    fold(rank, summaries(saved->summaries.view(), e.entries()), before(cp.rank(), cp.size()),
-         saved->entering.view(), false);
+    fold_all(rank, blocks, summaries(saved->summaries.view(), e.entries()), entering, false);
   } else {
-    set_zero(saved->entering.view());
+    set_zero(entering);
   }
-  perform(States{chunk, k, v, entering, tensor(saved->states.view()), {}, wide}, "states");
-  perform(StateProduct{tensor(saved->states.view()), tensor(saved->q), chunk.reach,
-                       tensor(outputs[0]), e.heads, e.key_dim, e.value_dim, true, wide},
+  for (int i = 0; i < blocks.each; ++i)
+    perform(States{e.chunk(blocks.of(a, i), blocks.of(reach, i)),
+                   tensor(blocks.of(k, i)),
+                   tensor(blocks.of(v, i)),
+                   tensor(entering.narrow(0, i, 1)),
+                   tensor(blocks.of(states, i)),
+                   {},
+                   wide},
+            "states");
+  perform(StateProduct{tensor(states), tensor(q), tensor(reach), tensor(outputs[0]), e.heads,
+                       e.key_dim, e.value_dim, true, wide},
           "what is read from states");
   return saved;
 }
@@ -66,37 +85,58 @@ void ScanContext::backward(Rank& rank, Saved& state, std::span<const View> cotan
   const auto& saved = static_cast<const ScanSaved&>(state);
   const Case& line = rank.line();
   Communicator& cp = rank.along(Axis::cp);
+  const ContextLine c(line);
+  const Blocks blocks(c);
   const bool wide = !in_single(line);
-  const StateExtents e(saved.q, saved.v, ContextLine(line).batch);
-  const Chunk chunk = e.chunk(decays(rank, saved.a), saved.reach.view());
-  const Tensor q = tensor(saved.q), g = tensor(cotangents[0]);
-  const View entering = rank.workspace(accumulation_of(line), {e.entries()}),
-             adjoints = rank.workspace(accumulation_of(line), e.of_tokens());
+  const DType type = accumulation_of(line);
+  const View q = saved.q, g = cotangents[0], reach = saved.reach.view(), a = decays(rank, saved.a),
+             states = saved.states.view();
+  const StateExtents all(q, saved.v, c.batch), e(blocks.of(q, 0), blocks.of(saved.v, 0), c.batch);
+  const View entering = rank.workspace(type, {blocks.each, e.entries()}),
+             adjoints = rank.workspace(type, all.of_tokens());
+  const auto chunk = [&](int i) { return e.chunk(blocks.of(a, i), blocks.of(reach, i)); };
   if (cp.size() > 1) {
-    const View own = rank.workspace(accumulation_of(line), {1, e.entries()}),
-               all = rank.workspace(own.dtype, {cp.size(), e.entries()});
-    perform(Adjoints{chunk, q, g, {}, {}, tensor(own), wide}, "the cotangent of a block's state");
-    gather(rank, own, all, true);
-    fold(rank, {all, summaries(saved.summaries.view(), e.entries()).through},
-         behind(cp.rank(), cp.size()), entering, true);
+    const View own = rank.workspace(type, {blocks.each, e.entries()}),
+               gathered = rank.workspace(type, {blocks.count(), e.entries()});
+    for (int i = 0; i < blocks.each; ++i)
+      perform(Adjoints{chunk(i),
+                       tensor(blocks.of(q, i)),
+                       tensor(blocks.of(g, i)),
+                       {},
+                       {},
+                       tensor(own.narrow(0, i, 1)),
+                       wide},
+              "the cotangent of a block's state");
+    gather(rank, own, gathered, true);
+    const View through = summaries(saved.summaries.view(), e.entries()).through;
+    fold_all(rank, blocks, {gathered, through}, entering, true);
   } else {
     set_zero(entering);
   }
-  perform(Adjoints{chunk, q, g, tensor(entering), tensor(adjoints), {}, wide},
-          "cotangents of states");
-  const Tensor S = tensor(saved.states.view()), G = tensor(adjoints);
-  const auto product = [&](const Tensor& m, const Tensor& x, bool turned, const View& to) {
-    perform(
-        StateProduct{m, x, chunk.reach, tensor(to), e.heads, e.key_dim, e.value_dim, turned, wide},
-        "a gradient of a recurrence");
+  for (int i = 0; i < blocks.each; ++i)
+    perform(Adjoints{chunk(i),
+                     tensor(blocks.of(q, i)),
+                     tensor(blocks.of(g, i)),
+                     tensor(entering.narrow(0, i, 1)),
+                     tensor(blocks.of(adjoints, i)),
+                     {},
+                     wide},
+            "cotangents of states");
+  const Tensor S = tensor(states), G = tensor(adjoints);
+  const auto product = [&](const Tensor& m, const View& x, bool turned, const View& to) {
+    perform(StateProduct{m, tensor(x), tensor(reach), tensor(to), e.heads, e.key_dim, e.value_dim,
+                         turned, wide},
+            "a gradient of a recurrence");
   };
   product(S, g, false, gradients[0]);
-  product(G, tensor(saved.v), false, gradients[1]);
-  product(G, tensor(saved.k), true, gradients[2]);
-  const View of_decays = decay_gradient(rank, gradients[3]);
-  perform(DecayGradient{chunk, S, G, tensor(state_before(rank, saved.entering.view())),
-                        tensor(of_decays), wide},
-          "the gradient of decays");
+  product(G, saved.v, false, gradients[1]);
+  product(G, saved.k, true, gradients[2]);
+  const View of_decays = decay_gradient(rank, gradients[3]),
+             before = state_before(rank, saved.entering.view());
+  for (int i = 0; i < blocks.each; ++i)
+    perform(DecayGradient{chunk(i), tensor(blocks.of(states, i)), tensor(blocks.of(adjoints, i)),
+                          tensor(before.narrow(0, i, 1)), tensor(blocks.of(of_decays, i)), wide},
+            "the gradient of decays");
   hand_out(rank, of_decays, saved.a, gradients[3]);
 }
 

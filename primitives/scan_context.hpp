@@ -12,7 +12,7 @@
 //   G_t = a_(t+1) G_(t+1) + q_t g_t^T
 //   dq_t = S_t g_t   dk_t = G_t v_t   dv_t = G_t^T k_t   da_t = <G_t, S_(t-1)>
 //
-//   forward   one all-gather of d_k d_v + 1 numbers a head and sequence
+//   forward   one all-gather of d_k d_v + 1 numbers a block, head and sequence
 //   backward  one of d_k d_v
 //
 // States travel in the type of accumulation, whatever wire= says of sums.

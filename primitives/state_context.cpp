@@ -10,6 +10,14 @@ Summaries summaries(const View& all, int64_t entries) {
   return {all.narrow(1, 0, entries), all.narrow(1, entries, all.shape[1] - entries)};
 }
 
+Blocks::Blocks(const ContextLine& c)
+    : ranks(c.ranks), each(c.ranks > 1 && c.layout != "contiguous" ? 2 : 1) {}
+
+View Blocks::of(const View& rows, int i) const {
+  const int64_t n = rows.shape[0] / each;
+  return rows.narrow(0, i * n, n);
+}
+
 StateExtents::StateExtents(const View& q, const View& v, int64_t batch)
     : tokens(q.elements() / q.shape.back() / q.shape[q.shape.size() - 2]),
       batch(batch),
@@ -53,23 +61,45 @@ std::vector<int64_t> StateContext::reach(const ContextLine& c, int r) const {
 
 std::vector<int64_t> StateContext::passes(const ContextLine& c) const {
   std::vector<int64_t> list;
+  const Blocks blocks(c);
   for (int r = 0; r < c.ranks; ++r) {
-    const auto of_block = tokens_before(c, r);
-    list.push_back(*std::min_element(of_block.begin(), of_block.end()) > 0);
+    const auto of_rank = tokens_before(c, r);
+    const auto n = std::ptrdiff_t(of_rank.size()) / blocks.each;
+    for (auto block = of_rank.begin(); block != of_rank.end(); block += n)
+      list.push_back(*std::min_element(block, block + n) > 0);
   }
   return list;
 }
 
-std::vector<int64_t> StateContext::before(int r, int) const {
+int StateContext::place(const Blocks& b, int r, int i) const {
+  return i == 0 ? r : b.count() - 1 - r;
+}
+
+int64_t StateContext::row_of(const Blocks& b, int64_t place) const {
+  return place < b.ranks ? place * b.each : (b.count() - 1 - place) * b.each + 1;
+}
+
+std::vector<int64_t> StateContext::before(int place, int) const {
   std::vector<int64_t> list;
-  for (int i = 0; i < r; ++i) list.push_back(i);
+  for (int i = 0; i < place; ++i) list.push_back(i);
   return list;
 }
 
-std::vector<int64_t> StateContext::behind(int r, int p) const {
+std::vector<int64_t> StateContext::behind(int place, int p) const {
   std::vector<int64_t> list;
-  for (int i = p - 1; i > r; --i) list.push_back(i);
+  for (int i = p - 1; i > place; --i) list.push_back(i);
   return list;
+}
+
+void StateContext::fold_all(Rank& rank, const Blocks& blocks, const Summaries& all,
+                            const View& states, bool backward) {
+  const int r = rank.along(Axis::cp).rank();
+  for (int n = 0; n < blocks.each; ++n) {
+    const int i = backward ? blocks.each - 1 - n : n, at = place(blocks, r, i);
+    auto chain = backward ? behind(at, blocks.count()) : before(at, blocks.count());
+    for (int64_t& block : chain) block = row_of(blocks, block);
+    fold(rank, all, chain, states.narrow(0, i, 1), backward);
+  }
 }
 
 void StateContext::gather(Rank& rank, const View& own, const View& all, bool) {

@@ -1,7 +1,10 @@
-// What layers share whose state crosses the ranks of cp: a rank makes of the state before its block
-// T S + E, with T what its tokens do to a state on its way through and E its last state from 0 on.
-// All pairs (E, T) are gathered, and each rank folds those before it; backward the same from the
-// right, with the cotangents of states and what is there of T already.
+// What layers share whose state crosses the ranks of cp: a rank makes of the state before a block
+// of its tokens T S + E, with T what they do to a state on its way through and E their last state
+// from 0 on. All pairs (E, T) are gathered, and each rank folds those of the blocks before;
+// backward the same from the right, with the cotangents of states and what is there of T already.
+//
+// A rank has one block, or two in zigzag: block r of 2p, then block 2p-1-r, side by side in its
+// tensors and far apart in the row.
 #pragma once
 #include <vector>
 
@@ -11,15 +14,23 @@
 
 namespace shardproof::primitives {
 
-// What blocks hand to each other, by rank: entries of their states, and T, which is a decay or a
-// matrix of a head.
+// What blocks hand to each other, a row each: entries of their states, and T, which is a decay or a
+// matrix of a head. Rows lie by rank, those of a rank in the order of its tensors.
 struct Summaries {
   View parts, through;
 };
-// The two where they lie side by side in `all` [ranks, n]: so many entries, then T.
+// The two where they lie side by side in `all` [blocks, n]: so many entries, then T.
 Summaries summaries(const View& all, int64_t entries);
 
-// The extents of a rank's block.
+// The blocks of a line.
+struct Blocks {
+  int ranks, each;  // blocks of a rank
+  explicit Blocks(const ContextLine&);
+  int count() const { return ranks * each; }
+  View of(const View& rows, int i) const;  // of a rank's tensor its i-th block
+};
+
+// The extents of a block.
 struct StateExtents {
   int64_t tokens, batch, heads, key_dim, value_dim;
 
@@ -45,15 +56,20 @@ class StateContext : public Kernel {
   void hand_out(Rank&, const View& of_decays, const View& decays, const View& gradient);
 
   virtual std::vector<int64_t> reach(const ContextLine&, int r) const;
-  // By rank: 1 where a state goes through its block.
+  // By row of summaries: 1 where a state goes through its block.
   virtual std::vector<int64_t> passes(const ContextLine&) const;
-  // Ranks of which each takes in the one before: up to the block of rank r, and back to it.
-  virtual std::vector<int64_t> before(int r, int p) const;
-  virtual std::vector<int64_t> behind(int r, int p) const;
+  // Where a rank's i-th block stands in the row, and the row of summaries of the block there.
+  virtual int place(const Blocks&, int r, int i) const;
+  virtual int64_t row_of(const Blocks&, int64_t place) const;
+  // Places of which each takes in the one before: up to a block of p, and back to it.
+  virtual std::vector<int64_t> before(int place, int p) const;
+  virtual std::vector<int64_t> behind(int place, int p) const;
   virtual void gather(Rank&, const View& own, const View& all, bool backward);
-  // The state that enters a block, or leaves it backward.
+  // The state that enters a block, or leaves it backward, from rows of summaries.
   virtual void fold(Rank&, const Summaries&, const std::vector<int64_t>& chain, const View& state,
                     bool backward) = 0;
+  // The states that enter the own blocks [blocks, entries], or leave them backward.
+  void fold_all(Rank&, const Blocks&, const Summaries&, const View& states, bool backward);
   // Decays of the own tokens, and those of which T is made.
   virtual View decays(Rank&, const View& a) const;
   virtual View decays_handed_on(Rank&, const View& a) const;

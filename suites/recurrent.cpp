@@ -300,6 +300,12 @@ std::vector<Operand> scan_operands(const Case& c) {
           {"o", Operand::output, token_shape(c, false, {n, dv}), on_tokens(c)}};
 }
 
+// In zigzag a rank has two blocks, and their states.
+int64_t blocks_of_a_rank(const Case& c) {
+  return ranks(c) > 1 && c.text("layout") != "contiguous" ? 2 : 1;
+}
+int64_t blocks_of(const Case& c) { return ranks(c) * blocks_of_a_rank(c); }
+
 Gauge scan_gauge(const Case& c, int64_t roundings, reference::Values magnitude) {
   Gauge g = linears::gauge_of(linears::Relative(c).sum(roundings), std::move(magnitude));
   g.terms = roundings;
@@ -316,7 +322,7 @@ std::vector<Whole> scan_forward(const Case& c, std::span<const Whole> in,
   };
   if (gauges)
     *gauges = listed(scan_gauge(c,
-                                reference::scan_roundings(scan_of(c), longest(c), ranks(c)).o +
+                                reference::scan_roundings(scan_of(c), longest(c), blocks_of(c)).o +
                                     roundings_of_logarithms(c, in[3]),
                                 sums(reference::absolute)));
   return listed(whole(in[2].shape, sums([](const auto& v) { return v; })));
@@ -334,7 +340,7 @@ std::vector<Whole> scan_backward(const Case& c, std::span<const Whole> in,
   if (in_logarithms(c)) times(d.a, a);
   if (gauges) {
     auto m = gradients(reference::absolute);
-    const auto n = reference::scan_roundings(scan_of(c), longest(c), ranks(c));
+    const auto n = reference::scan_roundings(scan_of(c), longest(c), blocks_of(c));
     const int64_t more = roundings_of_logarithms(c, in[3]);
     if (in_logarithms(c)) m.a = of_logarithms(c, std::move(m.a), in[3], in[0], in[1], m.q, m.k);
     const int64_t n_a = in_logarithms(c) ? roundings_of_gradient(c, n.a, std::max(n.q, n.k)) : n.a;
@@ -347,23 +353,27 @@ std::vector<Whole> scan_backward(const Case& c, std::span<const Whole> in,
 }
 
 // States of the own heads and sequences, and `through` numbers with each that say what its block
-// does to one; in the ring a rank waits for the one before it, and at tick t rank t (backward:
-// p-1-t) hands on.
+// does to one. In the ring a rank waits for the one before it, and at tick t rank t (the other way:
+// p-1-t) hands on: forward up the ranks and backward down, in zigzag up and then down.
 std::vector<Traffic> traffic_of_states(const Case& c, const std::string& plan, int rank,
                                        int64_t through) {
   const int64_t p = ranks(c), r = c.mesh().coordinate(rank, Axis::cp),
                 heads = c.at("heads") / c.ranks(Axis::tp) * own_batch(c),
-                states = heads * c.at("head_dim") * c.at("v_dim");
+                states = heads * c.at("head_dim") * c.at("v_dim"), each = blocks_of_a_rank(c);
   const DType type = linears::accumulation_of(c);
   std::vector<Traffic> due;
-  for (const bool backward : {false, true}) {
-    if (plan.empty() && p > 1)
+  const auto ring = [&](bool backward, int hop) {
+    for (int64_t tick = 0; tick + 1 < p; ++tick)
       due.push_back(
-          over_cp(Op::all_gather, backward, states + (backward ? 0 : heads * through), type));
-    if (plan == "ring")
-      for (int64_t tick = 0; tick + 1 < p; ++tick)
-        due.push_back(over_cp(Op::shift, backward, tick == (backward ? p - 1 - r : r) ? states : 0,
-                              type, backward ? -1 : 1));
+          over_cp(Op::shift, backward, tick == (hop > 0 ? r : p - 1 - r) ? states : 0, type, hop));
+  };
+  for (const bool backward : {false, true}) {
+    const bool both = !backward || plan == "regather";
+    if (plan != "ring" && p > 1)
+      due.push_back(
+          over_cp(Op::all_gather, backward, each * (states + (both ? heads * through : 0)), type));
+    if (plan == "ring" && (each > 1 || !backward)) ring(backward, 1);
+    if (plan == "ring" && (each > 1 || backward)) ring(backward, -1);
   }
   return due;
 }
@@ -432,7 +442,7 @@ std::vector<std::string> scan_cases(const std::string& tier) {
 
 // Refused lines, and those on which collectives are broken, of a layer that hands on states.
 void say_lines_of_states(Contract& c) {
-  c.illegal = crossed({c.name}, {"cp=2 layout=zigzag", "cp=4 tokens=10", "tp=4 heads=6",
+  c.illegal = crossed({c.name}, {"cp=2 layout=zigzag docs=7,5", "cp=4 tokens=10", "tp=4 heads=6",
                                  "cp=2 seq=8 batch=3 tokens=20", "dp=2", "cp=2 docs=7,-1,8",
                                  "cp=2 docs=7,1 tokens=9"});
   c.witnesses = crossed({c.name}, {"cp=2 docs=7,5 heads=2", "cp=3 tokens=12 heads=2",
@@ -453,7 +463,7 @@ Contract scan_context() {
   c.forward = scan_forward;
   c.backward = scan_backward;
   c.traffic = scan_traffic;
-  c.plans = {"ring"};
+  c.plans = {"ring", "regather"};
   c.further_work = scan_work;
   c.integer_range = scan_range;
   c.inexact = [](const Case& line) -> std::optional<Contract::Inexact> {
@@ -511,10 +521,10 @@ std::vector<Whole> delta_forward(const Case& c, std::span<const Whole> in,
   auto o = sums([](const auto& v) { return v; });
   d.magnitudes = true;
   if (gauges)
-    *gauges = listed(scan_gauge(
-        c,
-        reference::delta_roundings(d, longest(c), ranks(c)).o + roundings_of_logarithms(c, in[3]),
-        sums(reference::absolute)));
+    *gauges = listed(scan_gauge(c,
+                                reference::delta_roundings(d, longest(c), blocks_of(c)).o +
+                                    roundings_of_logarithms(c, in[3]),
+                                sums(reference::absolute)));
   return listed(whole(in[2].shape, std::move(o)));
 }
 
@@ -533,7 +543,7 @@ std::vector<Whole> delta_backward(const Case& c, std::span<const Whole> in,
   shape.magnitudes = true;
   if (gauges) {
     auto m = gradients(reference::absolute);
-    const auto n = reference::delta_roundings(shape, longest(c), ranks(c));
+    const auto n = reference::delta_roundings(shape, longest(c), blocks_of(c));
     const int64_t more = roundings_of_logarithms(c, in[3]);
     if (in_logarithms(c)) m.a = of_logarithms(c, std::move(m.a), in[3], in[0], in[1], m.q, m.k);
     const int64_t n_a = in_logarithms(c) ? roundings_of_gradient(c, n.a, std::max(n.q, n.k)) : n.a;
@@ -573,23 +583,27 @@ std::vector<std::string> delta_cases(const std::string& tier) {
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"delta_context", "delta_context cp=2", "delta_context cp=3",
                                        "delta_context cp=4", "delta_context cp=8"};
-  const auto ci =
-      together({smoke,
-                crossed(ranks, {"tokens=24 heads=3", "docs=0,5,0,0,14 dtype=f32 heads=3",
-                                "gate=channel docs=9,7 dtype=f32 heads=2"}),
-                crossed({"delta_context cp=4 heads=3"},
-                        {"dtype=f16 tokens=16", "dtype=bf16 docs=9,7 gate=channel",
-                         "dtype=f32 acc=f64 tokens=16", "strides=transposed docs=9,7",
-                         "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
-                         "head_dim=1 v_dim=5 tokens=12", "head_dim=5 v_dim=1 tokens=8",
-                         "seq=8 batch=3 gate=channel", "cu_seqlens=0,3,3,13",
-                         "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16",
-                         "decay=log docs=9,7 gate=channel", "decay=log dtype=bf16 tokens=16"}),
-                {"delta_context cp=2 dp=2 seq=8 batch=4 heads=3",
-                 "delta_context cp=2 tp=2 order=cp,tp dtype=f32 tokens=12 heads=4",
-                 "delta_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
-                 "delta_context cp=3 fill=large dtype=f32 tokens=12 heads=3",
-                 "delta_context tp=3 tokens=12"}});
+  const auto ci = together(
+      {smoke,
+       crossed(ranks, {"tokens=24 heads=3", "docs=0,5,0,0,14 dtype=f32 heads=3",
+                       "gate=channel docs=9,7 dtype=f32 heads=2"}),
+       crossed(
+           {"delta_context cp=4 heads=3"},
+           {"dtype=f16 tokens=16", "dtype=bf16 docs=9,7 gate=channel",
+            "dtype=f32 acc=f64 tokens=16", "strides=transposed docs=9,7",
+            "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
+            "head_dim=1 v_dim=5 tokens=12", "head_dim=5 v_dim=1 tokens=8",
+            "seq=8 batch=3 gate=channel", "cu_seqlens=0,3,3,13",
+            "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16", "decay=log docs=9,7 gate=channel",
+            "decay=log dtype=bf16 tokens=16", "layout=zigzag tokens=16",
+            "layout=zigzag_row docs=9,7,5 gate=channel", "layout=zigzag seq=16 batch=3 dtype=f32"}),
+       {"delta_context cp=2 dp=2 seq=8 batch=4 heads=3",
+        "delta_context cp=2 tp=2 order=cp,tp dtype=f32 tokens=12 heads=4",
+        "delta_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
+        "delta_context cp=3 fill=large dtype=f32 tokens=12 heads=3", "delta_context tp=3 tokens=12",
+        "delta_context cp=2 layout=zigzag_row docs=3,1,9 heads=2",
+        "delta_context cp=3 layout=zigzag tokens=18 heads=3",
+        "delta_context cp=8 layout=zigzag_row docs=9,20 dtype=f32 heads=3"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7 gate=channel", "dtype=bf16",
                                        "docs=3,9,12 dtype=f16", "tokens=96 heads=2 dtype=f32"})});
@@ -610,7 +624,7 @@ Contract delta_context() {
   c.forward = delta_forward;
   c.backward = delta_backward;
   c.traffic = delta_traffic;
-  c.plans = {"ring"};
+  c.plans = {"ring", "regather"};
   c.further_work = delta_work;
   c.cases = delta_cases;
   c.sequences = sequences_of;

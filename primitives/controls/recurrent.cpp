@@ -368,6 +368,25 @@ struct PowersOfTwo final : Layer {
     Layer::decays_of(rank, scaled, decays);
   }
 };
+// Two blocks of a rank are taken for one: the second follows the first.
+template <class Layer>
+struct BlocksSideBySide final : Layer {
+  int place(const Blocks& b, int r, int i) const override { return r * b.each + i; }
+  int64_t row_of(const Blocks&, int64_t place) const override { return place; }
+};
+// The second blocks are taken in the order of ranks, as the first are.
+template <class Layer>
+struct SecondBlocksByRank final : Layer {
+  int place(const Blocks& b, int r, int i) const override { return i * b.ranks + r; }
+  int64_t row_of(const Blocks& b, int64_t place) const override {
+    return place % b.ranks * b.each + place / b.ranks;
+  }
+};
+// The places are right, and summaries are looked up as if they lay in the order of places.
+template <class Layer>
+struct SummariesByPlace final : Layer {
+  int64_t row_of(const Blocks&, int64_t place) const override { return place; }
+};
 // The gradient of a decay is handed out as that of its logarithm.
 template <class Layer>
 struct GradientOfDecays final : Layer {
@@ -503,6 +522,7 @@ const char* const rows_of_three = "cp=3 tokens=12 channels=2";
 const char* const states_of_three = "cp=3 tokens=12 heads=2";
 const char* const few = "cp=4 tokens=8 channels=2";
 const char* const border = "cp=2 docs=5,1,6 channels=2";
+const char* const in_zigzag = "cp=3 tokens=18 heads=2 layout=zigzag";
 const char* const logarithms = "cp=3 tokens=12 heads=2 decay=log fill=normal";
 // Sums of few roundings, and so many that some of them cancel.
 const char* const many_values = "cp=4 dtype=bf16 fill=normal tokens=8 heads=12 head_dim=2 v_dim=32";
@@ -644,6 +664,12 @@ void add_of_states(Registry& registry, const char* contract) {
          "exp2 of a natural logarithm", logarithms, "decay=log"),
       of("decay_gradient_as_of_logarithm", twin<GradientOfDecays<Layer>>, "gradient",
          "forward,adjoint,ledger", "a derivative of exp that is left out", logarithms, "decay=log"),
+      of("blocks_side_by_side", twin<BlocksSideBySide<Layer>>, "forward,gradient", "ledger",
+         "zigzag rows to a layer that takes its tensor for a block", in_zigzag, "layout=zigzag"),
+      of("second_blocks_by_rank", twin<SecondBlocksByRank<Layer>>, "forward,gradient", "ledger",
+         "block p + r in place of 2p-1-r", in_zigzag, "layout=zigzag"),
+      of("summaries_by_place", twin<SummariesByPlace<Layer>>, "forward,gradient", "ledger",
+         "a gathered list that is read in the order of the row", in_zigzag, "layout=zigzag"),
       of("state_of_earlier_forward", twin<BeginsWithLastState<Layer>>, "repeat", "forward,ledger",
          "a cache of states that is not cleared between batches, tile-ai/TileOPs 1963",
          states_of_three, "two calls"),

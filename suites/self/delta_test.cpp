@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "oracle/cost.hpp"
 #include "oracle/drawn.hpp"
@@ -139,6 +140,15 @@ TEST(DeltaTraffic, IsStatesAndMatrices) {
             (List{3 * 3 * (6 + 9), 3 * 3 * 6}));
   EXPECT_EQ(counts("delta_context tp=2", 1, ""), List{});
   EXPECT_EQ(counts("delta_context cp=3 dtype=f32", 1, "ring"), (List{0, 36, 0, 36}));
+  EXPECT_EQ(counts("delta_context cp=4 dtype=bf16", 1, "regather"),
+            (List{6 * (6 + 9), 6 * (6 + 9)}));
+  // Two blocks a rank: twice the states; up the ranks and down.
+  EXPECT_EQ(counts("delta_context cp=4 dtype=f32 layout=zigzag", 1, ""),
+            (List{2 * 6 * (6 + 9), 2 * 6 * 6}));
+  EXPECT_EQ(counts("delta_context cp=3 dtype=f32 layout=zigzag", 0, "ring"),
+            (List{36, 0, 0, 0, 36, 0, 0, 0}));
+  EXPECT_EQ(counts("delta_context cp=3 dtype=f32 layout=zigzag", 2, "ring"),
+            (List{0, 0, 36, 0, 0, 0, 36, 0}));
 }
 
 // There are no integers of which no intermediate grows: lines draw numbers, and results round.
@@ -174,7 +184,9 @@ TEST(DeltaContract, RefusesWhatCannotBeCut) {
     const auto refused = contract_of(line).precondition(line);
     return refused ? std::string(refused->what()) : "";
   };
-  EXPECT_NE(refusal("delta_context cp=2 layout=zigzag").find("zigzag_exchange"), std::string::npos);
+  EXPECT_NE(refusal("delta_context cp=2 layout=zigzag docs=7,9").find("zigzag_row"),
+            std::string::npos);
+  EXPECT_EQ(refusal("delta_context cp=2 layout=zigzag_row docs=7,9"), "");
   EXPECT_NE(refusal("delta_context tp=4").find("heads divisible by tp = 4"), std::string::npos);
   EXPECT_EQ(refusal("delta_context cp=2 head_dim=20000 heads=1 tokens=2 v_dim=1"), "");
   // A matrix of a head on each rank.
@@ -345,38 +357,72 @@ TEST(DeltaBounds, OfLogarithmsCountTheirRunningSums) {
 
 // ---- On ranks
 
-// The state goes from rank to rank, each of which waits for the one before.
-struct RingDelta final : primitives::DeltaContext {
+// The state goes from rank to rank, each of which waits for the one before; in zigzag up the ranks
+// and, from the last one's second block on, down.
+class RingDelta final : public primitives::DeltaContext {
   void gather(Rank& rank, const View& own, const View& all, bool) override {
-    primitives::convert(own, all.narrow(0, rank.along(Axis::cp).rank(), 1));
+    const int64_t n = own.shape[0];
+    primitives::convert(own, all.narrow(0, rank.along(Axis::cp).rank() * n, n));
   }
   void fold(Rank& rank, const primitives::Summaries& all, const List&, const View& state,
             bool backward) override {
     Communicator& cp = rank.along(Axis::cp);
-    const int p = cp.size(), r = cp.rank(), own = backward ? p - 1 - r : r;
+    const primitives::Blocks blocks{primitives::ContextLine(rank.line())};
+    const bool zigzag = blocks.each == 2, second = zigzag && std::exchange(second_, !second_);
+    const int p = cp.size(), r = cp.rank(), hop = (zigzag ? second : backward) ? -1 : 1,
+              own = hop > 0 ? r : p - 1 - r;
+    const int64_t row = r * blocks.each + (zigzag && second != backward);
     const View leaving = rank.workspace(state.dtype, state.shape);
     primitives::set_zero(state);
+    if (second && own == 0) take_through(rank, all, first_row_, first_, state, backward);
     for (int tick = 0; tick + 1 < p; ++tick) {
-      if (tick == own) take_through(rank, all, r, state, leaving, backward);
+      if (tick == own) take_through(rank, all, row, state, leaving, backward);
       const View none = leaving.narrow(0, 0, 0);
-      cp.wait(cp.shift(tick == own ? leaving : none, tick + 1 == own ? state : none,
-                       backward ? -1 : 1));
+      cp.wait(cp.shift(tick == own ? leaving : none, tick + 1 == own ? state : none, hop));
     }
+    first_ = state, first_row_ = row;
+  }
+  bool second_ = false;
+  View first_;
+  int64_t first_row_ = 0;
+};
+
+// What a block does to a state is gathered backward as well (and thrown away).
+struct RegatheringDelta final : primitives::DeltaContext {
+  void gather(Rank& rank, const View& own, const View& all, bool backward) override {
+    if (!backward) return DeltaContext::gather(rank, own, all, false);
+    const int64_t n = own.shape[1],
+                  wide = n + n / rank.line().at("v_dim") * rank.line().at("head_dim");
+    const View sent = rank.workspace(own.dtype, {own.shape[0], wide}),
+               got = rank.workspace(own.dtype, {all.shape[0], wide});
+    primitives::set_zero(sent);
+    primitives::convert(own, sent.narrow(1, 0, n));
+    DeltaContext::gather(rank, sent, got, true);
+    primitives::convert(got.narrow(1, 0, n), all);
   }
 };
 
-TEST(Plans, ARingOfDeltaRulesPassesEveryCheck) {
+template <class Kernel>
+Subject planned(const char* plan) {
+  Declared declared;
+  declared.plan = plan;
+  return {plan, "delta_context", [] { return std::make_unique<Kernel>(); }, declared};
+}
+
+TEST(Plans, OfDeltaRulesPassEveryCheck) {
   Registry registry;
   family_recurrent(registry);
-  Declared declared;
-  declared.plan = "ring";
-  registry.add(
-      Subject{"ring", "delta_context", [] { return std::make_unique<RingDelta>(); }, declared});
+  registry.add(planned<RingDelta>("ring"));
+  registry.add(planned<RegatheringDelta>("regather"));
   const Options options;
   Runner runner(options, registry);
   for (const char* text : {"delta_context subject=ring cp=4 tokens=16",
                            "delta_context subject=ring cp=3 docs=5,9,1 gate=channel",
-                           "delta_context subject=ring cp=2 dp=2 seq=8 batch=2"}) {
+                           "delta_context subject=ring cp=2 dp=2 seq=8 batch=2",
+                           "delta_context subject=regather cp=3 docs=5,9,1 gate=channel",
+                           "delta_context subject=regather cp=2 tokens=12 layout=zigzag",
+                           "delta_context subject=ring cp=3 tokens=12 layout=zigzag",
+                           "delta_context subject=ring cp=4 docs=5,9,2 layout=zigzag_row"}) {
     const Case line = parse(text, registry);
     const Judged j = runner.run(
         line, {"forward", "gradient", "adjoint", "ledger", "lockstep", "memory", "accumulate"},

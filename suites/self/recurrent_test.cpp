@@ -305,7 +305,7 @@ std::string refusal(const std::string& text) {
   return refused ? refused->what() : "";
 }
 TEST(Refusals, SayWhatToDo) {
-  EXPECT_NE(refusal("scan_context cp=2 layout=zigzag").find("zigzag_exchange"), std::string::npos);
+  EXPECT_NE(refusal("conv_context cp=2 layout=zigzag").find("zigzag_exchange"), std::string::npos);
   EXPECT_NE(refusal("conv_context tp=4").find("channels divisible by tp = 4"), std::string::npos);
   EXPECT_NE(refusal("scan_context tp=4").find("heads divisible by tp = 4"), std::string::npos);
   EXPECT_EQ(refusal("conv_context cp=8 width=13 tokens=16"), "");
