@@ -11,14 +11,14 @@ namespace {
 
 struct ConvSaved : Saved {
   View w;
-  Kept all, reach;  // halo and own rows; tokens before each own one
+  Kept all, reach;  // of each block halo and own rows; tokens before each own one
 };
 
 int64_t width_of(const View& w) { return w.shape.back(); }
 
-Halo halo_of(Rank& rank, const View& x, int64_t width) {
+Halo halo_of(Rank& rank, const View& block, int64_t width) {
   Communicator& cp = rank.along(Axis::cp);
-  return {x.shape[0], width - 1, cp.rank(), cp.size()};
+  return {block.shape[0], width - 1, cp.rank(), cp.size()};
 }
 
 int64_t batch_of(const View& x) { return x.elements() / x.shape[0] / x.shape.back(); }
@@ -76,6 +76,36 @@ void ConvContext::give_back(Rank& rank, const Halo& halo, const View& all) {
   }
 }
 
+void ConvContext::fetch_both(Rank& rank, const Halo& halo, const View& first, const View& second) {
+  if (halo.reach == 0) return;
+  const auto fetch_from = [&](const View& all, int hop) {
+    const View last = last_rows(halo, all, halo.reach),
+               leaving = rank.workspace(all.dtype, last.shape);
+    convert(last, leaving);
+    const View arrived = exchanged(rank, halo, leaving, hop);
+    if (arrived.elements() > 0) convert(arrived, all.narrow(0, 0, halo.reach));
+  };
+  fetch_from(first, 1);
+  fetch_from(second, -1);
+  if (halo.rank + 1 == halo.ranks)
+    convert(last_rows(halo, first, halo.reach), second.narrow(0, 0, halo.reach));
+}
+
+void ConvContext::give_both_back(Rank& rank, const Halo& halo, const View& first,
+                                 const View& second) {
+  if (halo.reach == 0) return;
+  const DType wire = type_of_key(rank.line(), "wire", rank.line().dtype());
+  const auto give = [&](const View& all, int hop) {
+    const View before = all.narrow(0, 0, halo.reach), leaving = rank.workspace(wire, before.shape);
+    convert(before, leaving);
+    const View arrived = exchanged(rank, halo, leaving, hop);
+    if (arrived.elements() > 0) add_back(halo, arrived, all);
+  };
+  give(first, -1);
+  give(second, 1);
+  if (halo.rank + 1 == halo.ranks) add_back(halo, second.narrow(0, 0, halo.reach), first);
+}
+
 void ConvContext::add_back(const Halo& halo, const View& arrived, const View& all) const {
   add_into(arrived, last_rows(halo, all, arrived.shape[0]));
 }
@@ -86,18 +116,23 @@ std::unique_ptr<Saved> ConvContext::forward(Rank& rank, std::span<const View> in
   const Case& line = rank.line();
   if (auto refused = refused_conv(line)) throw *refused;
   const View &x = inputs[0], &w = inputs[1];
-  const Halo halo = halo_of(rank, x, width_of(w));
+  const ContextLine c(line);
+  const Blocks blocks(c);
+  const Halo halo = halo_of(rank, blocks.of(x, 0), width_of(w));
   auto saved = std::make_unique<ConvSaved>();
   saved->w = w;
-  saved->reach = uploaded(reach(ContextLine(line), halo.rank));
-  saved->all = Kept(x.dtype, with_extent(x.shape, 0, halo.reach + halo.own));
-  const View& all = saved->all.view();
-  convert(x, all.narrow(0, halo.reach, halo.own));
-  fetch(rank, halo, all);
-  perform(
-      ConvForward{tensor(all), tensor(w), tensor(inputs[2]), tensor(saved->reach.view()),
-                  tensor(outputs[0]), x.shape.back(), width_of(w), batch_of(x), !in_single(line)},
-      "a convolution");
+  saved->reach = uploaded(reach(c, halo.rank));
+  saved->all = Kept(x.dtype, with_extent(x.shape, 0, blocks.each * (halo.reach + halo.own)));
+  const View &all = saved->all.view(), &reach = saved->reach.view();
+  for (int i = 0; i < blocks.each; ++i)
+    convert(blocks.of(x, i), blocks.of(all, i).narrow(0, halo.reach, halo.own));
+  blocks.each == 2 ? fetch_both(rank, halo, blocks.of(all, 0), blocks.of(all, 1))
+                   : fetch(rank, halo, all);
+  for (int i = 0; i < blocks.each; ++i)
+    perform(ConvForward{tensor(blocks.of(all, i)), tensor(w), tensor(inputs[2]),
+                        tensor(blocks.of(reach, i)), tensor(blocks.of(outputs[0], i)),
+                        x.shape.back(), width_of(w), batch_of(x), !in_single(line)},
+            "a convolution");
   return saved;
 }
 
@@ -112,20 +147,29 @@ void ConvContext::backward(Rank& rank, Saved& state, std::span<const View> cotan
 void ConvContext::gradients_of(Parallel& p, Saved& state, const View& g,
                                std::span<const View> gradients) {
   const auto& saved = static_cast<const ConvSaved&>(state);
-  const Halo halo = halo_of(p.rank, g, width_of(saved.w));
+  const Blocks blocks{ContextLine(p.rank.line())};
+  const Halo halo = halo_of(p.rank, blocks.of(g, 0), width_of(saved.w));
   const bool wide = p.accumulate == DType::f64;
   const int64_t channels = g.shape.back(), width = width_of(saved.w), batch = batch_of(g);
-  const Tensor reach = tensor(saved.reach.view());
-  const View all = p.workspace(p.accumulate, saved.all.view().shape),
-             dw = partial_like(p, gradients[1]), db = partial_like(p, gradients[2]);
-  perform(ConvInput{tensor(g), tensor(saved.w), reach, tensor(all), channels, width, batch, wide},
-          "the gradient of a convolution");
-  give_back(p.rank, halo, all);
-  convert(all.narrow(0, halo.reach, halo.own), gradients[0]);
-  perform(ConvParameter{tensor(seen(p.rank, halo, saved.all.view())), tensor(g), reach, tensor(dw),
-                        channels, width, batch, wide},
-          "the gradient of a filter");
-  perform(ConvParameter{Tensor{}, tensor(g), reach, tensor(db), channels, 1, batch, wide},
+  const View reach = saved.reach.view(), kept = saved.all.view(),
+             all = p.workspace(p.accumulate, kept.shape), dw = partial_like(p, gradients[1]),
+             db = partial_like(p, gradients[2]);
+  for (int i = 0; i < blocks.each; ++i)
+    perform(ConvInput{tensor(blocks.of(g, i)), tensor(saved.w), tensor(blocks.of(reach, i)),
+                      tensor(blocks.of(all, i)), channels, width, batch, wide},
+            "the gradient of a convolution");
+  blocks.each == 2 ? give_both_back(p.rank, halo, blocks.of(all, 0), blocks.of(all, 1))
+                   : give_back(p.rank, halo, all);
+  for (int i = 0; i < blocks.each; ++i) {
+    convert(blocks.of(all, i).narrow(0, halo.reach, halo.own), blocks.of(gradients[0], i));
+    const View of_block = i ? p.workspace(dw.dtype, dw.shape) : dw;
+    perform(
+        ConvParameter{tensor(seen(p.rank, halo, blocks.of(kept, i))), tensor(blocks.of(g, i)),
+                      tensor(blocks.of(reach, i)), tensor(of_block), channels, width, batch, wide},
+        "the gradient of a filter");
+    if (i) add_into(of_block, dw);
+  }
+  perform(ConvParameter{Tensor{}, tensor(g), tensor(reach), tensor(db), channels, 1, batch, wide},
           "the gradient of a bias");
   sum_gradients(p, {{dw, gradients[1]}, {db, gradients[2]}}, summed_over(p.rank.line()));
 }

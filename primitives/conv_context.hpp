@@ -10,6 +10,11 @@
 //   forward   shift +1, +2, ... of the last rows, until width - 1 are there; the last rank sends 0
 //   backward  shift -1, -2, ... of the halo's gradient in the wire type, added to the own rows'
 //             one all-reduce of dw and db over cp and dp
+//
+// In zigzag a rank has two blocks, each with a halo (width - 1 rows at most of what a block has):
+// that of the first comes from the left, that of the second from the right, from the second block
+// there, but for the last rank, whose second block follows its first: shift +1 and shift -1, and
+// back.
 #pragma once
 #include <memory>
 #include <vector>
@@ -46,6 +51,9 @@ class ConvContext : public Kernel {
   // `all`: the halo, then the own rows, which are there.
   virtual void fetch(Rank&, const Halo&, const View& all);
   virtual void give_back(Rank&, const Halo&, const View& all);
+  // The halos of two blocks.
+  virtual void fetch_both(Rank&, const Halo&, const View& first, const View& second);
+  virtual void give_both_back(Rank&, const Halo&, const View& first, const View& second);
   // The rows that the gradient of w is a sum over; `all` as the forward left it.
   virtual View seen(Rank&, const Halo&, const View& all) const;
   virtual std::vector<Axis> summed_over(const Case&) const;

@@ -3,13 +3,16 @@
 #include <algorithm>
 
 namespace shardproof::primitives {
-namespace {
 
-Refusal out_of_order(const Case& line) {
-  return when(line.text("layout") != "contiguous", "layout=contiguous", said(line, "layout"),
-              "a rank's state is that behind the tokens of the ranks before it: exchange the rows "
-              "first, as zigzag_exchange does");
+Blocks::Blocks(const ContextLine& c)
+    : ranks(c.ranks), each(c.ranks > 1 && c.layout != "contiguous" ? 2 : 1) {}
+
+View Blocks::of(const View& rows, int i) const {
+  const int64_t n = rows.shape[0] / each;
+  return rows.narrow(0, i * n, n);
 }
+
+namespace {
 
 // A document that is cut by itself lies in 2p blocks of its own, whose states it would pass one by
 // one.
@@ -17,6 +20,17 @@ Refusal documents_apart(const Case& line) {
   return when(line.text("layout") == "zigzag" && !ContextLine(line).documents.empty(),
               "layout=contiguous or zigzag_row of packed documents", said(line, "layout"),
               "a rank has two blocks of the row there, and two of each document here");
+}
+
+// Of two blocks each is asked for its last rows by one other block.
+Refusal far_halo(const Case& line, const ContextLine& c) {
+  const Blocks blocks(c);
+  const int64_t own = c.rows / blocks.count();
+  return when(
+      blocks.each == 2 && line.at("width") - 1 > own,
+      "width - 1 rows in each of the " + std::to_string(blocks.count()) + " blocks of a zigzag",
+      said(line, "width") + " and " + std::to_string(own) + " rows",
+      "use more tokens, or layout=contiguous, which asks several ranks");
 }
 
 // Each head hands on a state and, for each of its rows, `further` numbers at most.
@@ -29,7 +43,7 @@ std::optional<Rejected> refused_states(const Case& line, int64_t further) {
   const int64_t n = line.at("heads"), dk = line.at("head_dim"), dv = line.at("v_dim");
   return first_refusal(
       countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), n, std::max(dk, dv)}),
-      countable("the states of all ranks", {c.ranks, c.batch, n, dk, dv + further}));
+      countable("the states of all blocks", {Blocks(c).count(), c.batch, n, dk, dv + further}));
 }
 
 }  // namespace
@@ -46,10 +60,11 @@ bool decays_are_logarithms(const Case& line) { return line.text("decay") == "log
 
 std::optional<Rejected> refused_conv(const Case& line) {
   if (Refusal r = refused_context(line)) return r;
-  if (Refusal r = first_refusal(out_of_order(line),
+  if (Refusal r = first_refusal(documents_apart(line),
                                 undivided(line, "channels", line.ranks(Axis::tp), "tp")))
     return r;
   const ContextLine c(line);
+  if (Refusal r = far_halo(line, c)) return r;
   return first_refusal(
       countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp), line.at("channels")}),
       countable(line, {"channels", "width"}));

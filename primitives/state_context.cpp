@@ -10,14 +10,6 @@ Summaries summaries(const View& all, int64_t entries) {
   return {all.narrow(1, 0, entries), all.narrow(1, entries, all.shape[1] - entries)};
 }
 
-Blocks::Blocks(const ContextLine& c)
-    : ranks(c.ranks), each(c.ranks > 1 && c.layout != "contiguous" ? 2 : 1) {}
-
-View Blocks::of(const View& rows, int i) const {
-  const int64_t n = rows.shape[0] / each;
-  return rows.narrow(0, i * n, n);
-}
-
 StateExtents::StateExtents(const View& q, const View& v, int64_t batch)
     : tokens(q.elements() / q.shape.back() / q.shape[q.shape.size() - 2]),
       batch(batch),

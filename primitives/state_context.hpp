@@ -22,14 +22,6 @@ struct Summaries {
 // The two where they lie side by side in `all` [blocks, n]: so many entries, then T.
 Summaries summaries(const View& all, int64_t entries);
 
-// The blocks of a line.
-struct Blocks {
-  int ranks, each;  // blocks of a rank
-  explicit Blocks(const ContextLine&);
-  int count() const { return ranks * each; }
-  View of(const View& rows, int i) const;  // of a rank's tensor its i-th block
-};
-
 // The extents of a block.
 struct StateExtents {
   int64_t tokens, batch, heads, key_dim, value_dim;

@@ -52,6 +52,12 @@ int64_t longest(const Case& c) {
 int dim_on_tp(const Case& c) { return c.at("seq") > 0 ? 2 : 1; }
 Layout on_tokens(const Case& c) { return tokens_on(c, S(dim_on_tp(c))); }
 
+// In zigzag a rank has two blocks, side by side in its tensors.
+int64_t blocks_of_a_rank(const Case& c) {
+  return ranks(c) > 1 && c.text("layout") != "contiguous" ? 2 : 1;
+}
+int64_t blocks_of(const Case& c) { return ranks(c) * blocks_of_a_rank(c); }
+
 int64_t own_rows(const Case& c) { return rows_of(c, false) / ranks(c); }
 int64_t own_batch(const Case& c) { return batch_of(c) / c.ranks(Axis::dp); }
 
@@ -73,8 +79,9 @@ std::vector<Operand> conv_operands(const Case& c) {
           {"y", Operand::output, shape, on_tokens(c)}};
 }
 
-// Blocks before a rank's own that it reads.
+// Blocks before a rank's own that it reads; before each of two in zigzag.
 int64_t blocks_read(const Case& c) {
+  if (blocks_of_a_rank(c) == 2) return std::min<int64_t>(c.at("width") - 1, 1);
   const int64_t own = own_rows(c);
   return std::min(ranks(c) - 1, (c.at("width") - 2 + own) / own);
 }
@@ -119,13 +126,22 @@ int64_t rows_over(const Case& c, int64_t hop) {
 std::vector<Traffic> conv_traffic(const Case& c, const std::string& plan, int rank) {
   const int64_t p = ranks(c), r = c.mesh().coordinate(rank, Axis::cp),
                 channels = c.at("channels") / c.ranks(Axis::tp), row = channels * own_batch(c),
-                tail = p > 1 ? std::min(own_rows(c), c.at("width") - 1) * row : 0;
+                tail = p > 1 ? std::min(own_rows(c), c.at("width") - 1) * row : 0,
+                each = blocks_of_a_rank(c);
   const DType wire = linears::wire_of(c);
   std::vector<Traffic> due;
   if (plan == "allgather" && tail > 0)
-    due = {over_cp(Op::all_gather, false, tail, c.dtype()),
-           over_cp(Op::reduce_scatter, true, tail * p, wire)};
-  if (plan.empty())
+    due = {over_cp(Op::all_gather, false, each * tail, c.dtype()),
+           over_cp(Op::reduce_scatter, true, each * tail * p, wire)};
+  // The first block's rows go up the ranks, the second's down, and their gradients back.
+  if (plan.empty() && each == 2 && tail > 0)
+    for (const bool backward : {false, true})
+      for (const int hop : {1, -1}) {
+        const int to = backward ? -hop : hop;
+        due.push_back(over_cp(Op::shift, backward, (to > 0 ? r + 1 < p : r >= 1) ? tail : 0,
+                              backward ? wire : c.dtype(), to));
+      }
+  if (plan.empty() && each == 1)
     for (const bool backward : {false, true})
       for (int64_t hop = 1; hop <= blocks_read(c); ++hop) {
         const bool sends = backward ? r >= hop : r + hop < p;
@@ -160,20 +176,25 @@ std::vector<std::string> conv_cases(const std::string& tier) {
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"conv_context", "conv_context cp=2", "conv_context cp=3",
                                        "conv_context cp=4", "conv_context cp=8"};
-  const auto ci =
-      together({smoke,
-                crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal"}),
-                crossed({"conv_context cp=4 channels=3"},
-                        {"width=1 docs=9,7", "width=9 tokens=16", "tokens=8 docs=1,6,1 width=2",
-                         "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal tokens=8",
-                         "strides=transposed docs=9,7", "strides=expanded tokens=16",
-                         "fill=cancelling dtype=f32 tokens=16", "seq=8 batch=3",
-                         "cu_seqlens=0,3,3,13 microbatches=2 dtype=f32"}),
-                crossed({"conv_context cp=2 dp=2 seq=8 batch=4 channels=3",
-                         "conv_context cp=2 tp=2 order=cp,tp tokens=12"},
-                        {"", "dtype=f32 fill=normal microbatches=2"}),
-                {"conv_context cp=2 strides=expanded_inputs dtype=f32 tokens=12",
-                 "conv_context cp=3 fill=large tokens=12", "conv_context tp=3 tokens=12"}});
+  const auto ci = together(
+      {smoke,
+       crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal"}),
+       crossed({"conv_context cp=4 channels=3"},
+               {"width=1 docs=9,7", "width=9 tokens=16", "tokens=8 docs=1,6,1 width=2",
+                "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal tokens=8",
+                "strides=transposed docs=9,7", "strides=expanded tokens=16",
+                "fill=cancelling dtype=f32 tokens=16", "seq=8 batch=3",
+                "cu_seqlens=0,3,3,13 microbatches=2 dtype=f32"}),
+       crossed({"conv_context cp=2 dp=2 seq=8 batch=4 channels=3",
+                "conv_context cp=2 tp=2 order=cp,tp tokens=12"},
+               {"", "dtype=f32 fill=normal microbatches=2"}),
+       {"conv_context cp=2 strides=expanded_inputs dtype=f32 tokens=12",
+        "conv_context cp=3 fill=large tokens=12", "conv_context tp=3 tokens=12",
+        "conv_context cp=2 layout=zigzag tokens=16 channels=3",
+        "conv_context cp=3 layout=zigzag_row docs=9,1,8 channels=3",
+        "conv_context cp=4 layout=zigzag seq=24 batch=3 dtype=f32 fill=normal channels=2",
+        "conv_context cp=3 layout=zigzag tokens=12 width=1 channels=2",
+        "conv_context cp=8 layout=zigzag tokens=48 dtype=bf16 wire=f32 fill=normal channels=2"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"docs=1,2,3,4,5,6,7", "width=13 tokens=24 dtype=f32",
                                        "width=7 docs=3,9,12 dtype=bf16 fill=normal",
@@ -201,7 +222,8 @@ Contract conv_context() {
   };
   c.cases = conv_cases;
   c.sequences = sequences_of;
-  c.illegal = {"conv_context cp=2 layout=zigzag",
+  c.illegal = {"conv_context cp=2 layout=zigzag docs=8,8",
+               "conv_context cp=4 layout=zigzag tokens=16",
                "conv_context cp=4 tokens=10",
                "conv_context tp=4 channels=6",
                "conv_context cp=2 seq=8 batch=3 tokens=20",
@@ -299,12 +321,6 @@ std::vector<Operand> scan_operands(const Case& c) {
           decays(c),
           {"o", Operand::output, token_shape(c, false, {n, dv}), on_tokens(c)}};
 }
-
-// In zigzag a rank has two blocks, and their states.
-int64_t blocks_of_a_rank(const Case& c) {
-  return ranks(c) > 1 && c.text("layout") != "contiguous" ? 2 : 1;
-}
-int64_t blocks_of(const Case& c) { return ranks(c) * blocks_of_a_rank(c); }
 
 Gauge scan_gauge(const Case& c, int64_t roundings, reference::Values magnitude) {
   Gauge g = linears::gauge_of(linears::Relative(c).sum(roundings), std::move(magnitude));

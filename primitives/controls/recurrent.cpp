@@ -152,6 +152,32 @@ struct PaddingFiltered final : ConvContext {
   }
 };
 
+// The second block of zigzag is filtered as if it followed the first.
+struct HaloOfOwnFirstBlock final : ConvContext {
+  void fetch_both(Rank& rank, const Halo& halo, const View& first, const View& second) override {
+    ConvContext::fetch_both(rank, halo, first, second);
+    convert(last_rows(halo, first, halo.reach), second.narrow(0, 0, halo.reach));
+  }
+};
+// The halo of a second block comes from the left, as that of a first.
+struct SecondHaloFromLeft final : ConvContext {
+  void fetch_both(Rank& rank, const Halo& halo, const View& first, const View& second) override {
+    set_zero(halo_rows(halo, first));
+    set_zero(halo_rows(halo, second));
+    ConvContext::fetch_both(rank, halo, first, second);
+  }
+  View exchanged(Rank& rank, const Halo& halo, const View& rows, int hop) override {
+    return ConvContext::exchanged(rank, halo, rows, std::abs(hop));
+  }
+};
+// The last rank's second block has zeros before it.
+struct LastRankWithoutOwnRows final : ConvContext {
+  void fetch_both(Rank& rank, const Halo& halo, const View& first, const View& second) override {
+    ConvContext::fetch_both(rank, halo, first, second);
+    if (halo.rank + 1 == halo.ranks) set_zero(halo_rows(halo, second));
+  }
+};
+
 // What the right neighbours made of the own rows is not sent back.
 struct HaloNotGivenBack final : ConvContext {
   void give_back(Rank&, const Halo&, const View&) override {}
@@ -522,6 +548,7 @@ const char* const rows_of_three = "cp=3 tokens=12 channels=2";
 const char* const states_of_three = "cp=3 tokens=12 heads=2";
 const char* const few = "cp=4 tokens=8 channels=2";
 const char* const border = "cp=2 docs=5,1,6 channels=2";
+const char* const conv_in_zigzag = "cp=3 tokens=24 channels=2 layout=zigzag";
 const char* const in_zigzag = "cp=3 tokens=18 heads=2 layout=zigzag";
 const char* const logarithms = "cp=3 tokens=12 heads=2 decay=log fill=normal";
 // Sums of few roundings, and so many that some of them cancel.
@@ -544,6 +571,12 @@ const Row rows[] = {
      "fla-org/flash-linear-attention 1140", few, "rows of two neighbours"},
     {conv, "halo_at_width_one", twin<WholeBlockAtWidthOne>, "ledger", "forward,gradient",
      "fla-org/flash-linear-attention 1211", "cp=3 tokens=12 channels=2 width=1", "width=1"},
+    {conv, "second_halo_of_own_block", twin<HaloOfOwnFirstBlock>, "forward", "ledger",
+     "zigzag rows to a layer that takes its tensor for a block", conv_in_zigzag, "layout=zigzag"},
+    {conv, "second_halo_from_left", twin<SecondHaloFromLeft>, "forward,ledger", "",
+     "one direction for both blocks", conv_in_zigzag, "layout=zigzag"},
+    {conv, "last_rank_without_own_rows", twin<LastRankWithoutOwnRows>, "forward", "ledger",
+     "no neighbour on the right, and zeros", conv_in_zigzag, "layout=zigzag"},
     {conv, "conv_across_documents", twin<ConvAcrossDocuments>, "leak,forward", "gradcheck,ledger",
      "PrimeIntellect-ai/prime-rl 3000, huggingface/transformers 46588", border, "2 documents"},
     {conv, "conv_beyond_border", twin<ConvGoingOnAtTheBorder>, "leak,forward", "gradcheck,ledger",

@@ -191,7 +191,7 @@ TEST(DeltaContract, RefusesWhatCannotBeCut) {
   EXPECT_EQ(refusal("delta_context cp=2 head_dim=20000 heads=1 tokens=2 v_dim=1"), "");
   // A matrix of a head on each rank.
   EXPECT_NE(refusal("delta_context cp=8 head_dim=20000 heads=1 tokens=8 v_dim=1")
-                .find("the states of all ranks, 3200160000 elements"),
+                .find("the states of all blocks, 3200160000 elements"),
             std::string::npos);
 }
 

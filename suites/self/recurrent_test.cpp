@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "fixtures/random.hpp"
 #include "oracle/cost.hpp"
@@ -167,6 +168,24 @@ TEST(ConvTraffic, TakesSeveralHopsWhereRanksHaveFewRows) {
             (Calls{"F shift 12 f64 hop 1", "B shift 0 f64 hop -1", "B all_reduce 10 f64"}));
 }
 
+// Both blocks have rows for another: that of a first goes up the ranks, that of a second down.
+TEST(ConvTraffic, InZigzagGoesBothWays) {
+  const char* line = "conv_context cp=3 tokens=24 layout=zigzag dtype=bf16 wire=f32";
+  EXPECT_EQ(calls(line, 0),
+            (Calls{"F shift 18 bf16 hop 1", "F shift 0 bf16 hop -1", "B shift 0 f32 hop -1",
+                   "B shift 18 f32 hop 1", "B all_reduce 30 f32"}));
+  EXPECT_EQ(calls(line, 1),
+            (Calls{"F shift 18 bf16 hop 1", "F shift 18 bf16 hop -1", "B shift 18 f32 hop -1",
+                   "B shift 18 f32 hop 1", "B all_reduce 30 f32"}));
+  EXPECT_EQ(calls(line, 2),
+            (Calls{"F shift 0 bf16 hop 1", "F shift 18 bf16 hop -1", "B shift 18 f32 hop -1",
+                   "B shift 0 f32 hop 1", "B all_reduce 30 f32"}));
+  EXPECT_EQ(calls("conv_context cp=3 tokens=24 layout=zigzag width=1", 1),
+            (Calls{"B all_reduce 12 f64"}));
+  EXPECT_EQ(calls(line, 1, "allgather"),
+            (Calls{"F all_gather 36 bf16", "B reduce_scatter 108 f32", "B all_reduce 30 f32"}));
+}
+
 TEST(ConvTraffic, OfGatheredTails) {
   EXPECT_EQ(calls("conv_context cp=4", 1, "allgather"),
             (Calls{"F all_gather 18 f64", "B reduce_scatter 72 f64", "B all_reduce 30 f64"}));
@@ -305,7 +324,15 @@ std::string refusal(const std::string& text) {
   return refused ? refused->what() : "";
 }
 TEST(Refusals, SayWhatToDo) {
-  EXPECT_NE(refusal("conv_context cp=2 layout=zigzag").find("zigzag_exchange"), std::string::npos);
+  EXPECT_NE(refusal("conv_context cp=2 layout=zigzag docs=8,8").find("zigzag_row"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal("conv_context cp=4 layout=zigzag tokens=16")
+          .find("expected width - 1 rows in each of the 8 blocks of a zigzag, met width=4 and "
+                "2 rows"),
+      std::string::npos);
+  EXPECT_EQ(refusal("conv_context cp=4 layout=zigzag tokens=24"), "");
+  EXPECT_EQ(refusal("conv_context cp=4 layout=zigzag tokens=8 width=1"), "");
   EXPECT_NE(refusal("conv_context tp=4").find("channels divisible by tp = 4"), std::string::npos);
   EXPECT_NE(refusal("scan_context tp=4").find("heads divisible by tp = 4"), std::string::npos);
   EXPECT_EQ(refusal("conv_context cp=8 width=13 tokens=16"), "");
@@ -452,7 +479,7 @@ struct RingScan final : primitives::ScanContext {
 };
 
 // Every rank gets the last rows of all, and takes those that it needs.
-struct GatheringConv final : primitives::ConvContext {
+struct GatheringConv : primitives::ConvContext {
   static int64_t tail(const primitives::Halo& halo) { return std::min(halo.own, halo.reach); }
   static View rows(const View& tails, const primitives::Halo& halo, int hop) {
     const int64_t n = tail(halo), taken = halo.rows(hop);
@@ -482,6 +509,45 @@ struct GatheringConv final : primitives::ConvContext {
   }
 };
 
+// The same of two blocks a rank.
+struct GatheringZigzagConv final : GatheringConv {
+  // Of a list of all last rows, first and second blocks of each rank side by side, those before a
+  // block.
+  static std::optional<View> before(const View& tails, const primitives::Halo& halo, bool second) {
+    const bool own = second && halo.rank + 1 == halo.ranks;
+    const int64_t rank = own ? halo.rank : second ? halo.rank + 1 : halo.rank - 1;
+    if (rank < 0) return std::nullopt;
+    return tails.narrow(0, (2 * rank + (second && !own)) * halo.reach, halo.reach);
+  }
+  void fetch_both(Rank& rank, const primitives::Halo& halo, const View& first,
+                  const View& second) override {
+    const auto shape = [&](int64_t rows) { return primitives::with_extent(first.shape, 0, rows); };
+    const View own = rank.workspace(first.dtype, shape(2 * halo.reach)),
+               tails = rank.workspace(first.dtype, shape(2 * halo.reach * halo.ranks));
+    for (const bool other : {false, true})
+      primitives::convert(primitives::last_rows(halo, other ? second : first, halo.reach),
+                          own.narrow(0, other * halo.reach, halo.reach));
+    rank.along(Axis::cp).all_gather(own, tails, 0);
+    for (const bool other : {false, true})
+      if (const auto rows = before(tails, halo, other))
+        primitives::convert(*rows, (other ? second : first).narrow(0, 0, halo.reach));
+  }
+  void give_both_back(Rank& rank, const primitives::Halo& halo, const View& first,
+                      const View& second) override {
+    const auto shape = [&](int64_t rows) { return primitives::with_extent(first.shape, 0, rows); };
+    const View own = rank.workspace(first.dtype, shape(2 * halo.reach)),
+               tails = rank.workspace(first.dtype, shape(2 * halo.reach * halo.ranks));
+    primitives::set_zero(tails);
+    for (const bool other : {false, true})
+      if (const auto rows = before(tails, halo, other))
+        primitives::convert((other ? second : first).narrow(0, 0, halo.reach), *rows);
+    rank.along(Axis::cp).reduce_scatter(tails, own, 0);
+    for (const bool other : {false, true})
+      primitives::add_into(own.narrow(0, other * halo.reach, halo.reach),
+                           primitives::last_rows(halo, other ? second : first, halo.reach));
+  }
+};
+
 template <class Kernel>
 Subject planned(const char* contract, const char* plan) {
   Declared declared;
@@ -494,7 +560,7 @@ const Registry& with_plans() {
     Registry r;
     family_recurrent(r);
     r.add(planned<RingScan>("scan_context", "ring"));
-    r.add(planned<GatheringConv>("conv_context", "allgather"));
+    r.add(planned<GatheringZigzagConv>("conv_context", "allgather"));
     return r;
   }();
   return registry;
@@ -512,7 +578,9 @@ TEST(Plans, SubjectsOfThemPassEveryCheck) {
         "scan_context subject=ring cp=2 dp=2 seq=8 batch=2",
         "conv_context subject=allgather cp=4 tokens=16",
         "conv_context subject=allgather cp=4 tokens=8 docs=1,7",
-        "conv_context subject=allgather cp=3 width=1"}) {
+        "conv_context subject=allgather cp=3 width=1",
+        "conv_context subject=allgather cp=2 tokens=16 layout=zigzag",
+        "conv_context subject=allgather cp=3 docs=9,5,10 layout=zigzag_row"}) {
     const Judged j =
         run_in(with_plans(), line,
                {"forward", "gradient", "adjoint", "ledger", "lockstep", "memory", "accumulate"});
