@@ -232,7 +232,7 @@ Pattern content(const Wrongness& w) {
     return {
         "off by roundings",
         "a rounding more than is due: a division before a sum (a bias / p on each of p ranks), or "
-        "a narrower type on the way"};
+        "a narrower type on the way; or terms are missing that are nearly nothing here"};
   if (!cut(w) && permuted(w))
     return {"values of the truth from other places",
             "blocks that went to the wrong owner, or were put together in the wrong order"};
@@ -243,8 +243,8 @@ Pattern content(const Wrongness& w) {
     return {
         "",
         "all of it is off, together by less than a fifth: terms that are due as they came were "
-        "rounded first (to codes of 8 bits, to a narrower type), or some of them are missing or "
-        "counted too often"};
+        "rounded first (to codes of 8 bits, to a narrower type), have another factor (a decay, a "
+        "scale), or some of them are missing or counted too often"};
   return {"", ""};
 }
 
