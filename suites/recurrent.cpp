@@ -437,19 +437,23 @@ std::vector<std::string> scan_cases(const std::string& tier) {
   const auto ci = together(
       {smoke,
        crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal heads=3"}),
-       crossed({"scan_context cp=4 heads=3"},
-               {"dtype=f32 tokens=16", "dtype=f16 fill=normal tokens=16",
-                "dtype=bf16 fill=normal docs=9,7", "dtype=f32 acc=f64 fill=normal tokens=16",
-                "strides=transposed docs=9,7", "strides=expanded tokens=16",
-                "fill=cancelling dtype=f32 tokens=16", "head_dim=1 v_dim=5 tokens=12",
-                "seq=8 batch=3", "cu_seqlens=0,3,3,13",
-                "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16 fill=normal", "fill=normal",
-                "decay=log fill=normal docs=9,7", "decay=log fill=normal dtype=f32 tokens=16"}),
+       crossed(
+           {"scan_context cp=4 heads=3"},
+           {"dtype=f32 tokens=16", "dtype=f16 fill=normal tokens=16",
+            "dtype=bf16 fill=normal docs=9,7", "dtype=f32 acc=f64 fill=normal tokens=16",
+            "strides=transposed docs=9,7", "strides=expanded tokens=16",
+            "fill=cancelling dtype=f32 tokens=16", "head_dim=1 v_dim=5 tokens=12", "seq=8 batch=3",
+            "cu_seqlens=0,3,3,13", "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16 fill=normal",
+            "fill=normal", "decay=log fill=normal docs=9,7",
+            "decay=log fill=normal dtype=f32 tokens=16", "layout=zigzag tokens=16",
+            "layout=zigzag_row docs=9,7,5", "layout=zigzag seq=16 batch=3 dtype=f32 fill=normal"}),
        {"scan_context cp=2 dp=2 seq=8 batch=4 heads=3",
         "scan_context cp=2 tp=2 order=cp,tp dtype=f32 fill=normal tokens=12 heads=4",
         "scan_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",
-        "scan_context cp=3 fill=large dtype=f32 tokens=12 heads=3",
-        "scan_context tp=3 tokens=12"}});
+        "scan_context cp=3 fill=large dtype=f32 tokens=12 heads=3", "scan_context tp=3 tokens=12",
+        "scan_context cp=2 layout=zigzag_row docs=3,1,9 heads=2",
+        "scan_context cp=3 layout=zigzag tokens=18 heads=3",
+        "scan_context cp=8 layout=zigzag_row docs=9,20 dtype=f32 fill=normal heads=3"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7", "dtype=bf16 fill=normal",
                                        "docs=3,9,12 dtype=f16 fill=normal",
