@@ -392,12 +392,14 @@ class MpiWorld final : public World {
     return true;
   }
 
-  // Of ranks that are missed: they end with it a moment before it can be waited for.
-  bool launcher_was_killed() {
-    for (const auto begin = Clock::now(); !launcher_gone() && seconds_since(begin) < 0.2;)
-      ::usleep(500);
-    return launcher_pid_ <= 0 && launcher_signal_ != 0;
+  bool launcher_gone_within(double seconds) {
+    const auto begin = Clock::now();
+    while (!launcher_gone() && seconds_since(begin) < seconds) ::usleep(500);
+    return launcher_gone();
   }
+
+  // Of ranks that are missed: they end with it a moment before it can be waited for.
+  bool launcher_was_killed() { return launcher_gone_within(0.2) && launcher_signal_ != 0; }
 
   bool all_reported() const {
     return std::all_of(links_.begin(), links_.end(), [](const RankLink& l) { return l.reported; });
@@ -626,14 +628,9 @@ class MpiWorld final : public World {
     if (healthy && all_connected && leaks_are_looked_for()) hear_of_leaks();
     // Ranks that did not report by their deadline do not leave by themselves either.
     const double patience = !all_connected ? 0 : healthy ? 3 : 0.5;
-    for (const auto begin = Clock::now();
-         launcher_pid_ > 0 && !launcher_gone() && seconds_since(begin) < patience;)
-      ::usleep(500);
-    if (launcher_pid_ > 0) {
+    if (!launcher_gone_within(patience)) {
       ::kill(launcher_pid_, SIGTERM);
-      for (const auto begin = Clock::now(); !launcher_gone() && seconds_since(begin) < 0.2;)
-        ::usleep(500);
-      if (launcher_pid_ > 0) {
+      if (!launcher_gone_within(0.2)) {
         ::kill(launcher_pid_, SIGKILL);
         ::waitpid(launcher_pid_, nullptr, 0);
         launcher_pid_ = -1;
