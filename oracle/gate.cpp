@@ -781,9 +781,9 @@ class Gate {
     out.seconds = broken.result.seconds;
     const bool outputs = broken.completed && !same_results(broken, healthy, false);
     const bool gradients = broken.completed && !same_results(broken, healthy, true);
-    Expectation expected =
-        expectation(op, site, one_rank, outputs, gradients,
-                    c.linear && check_named("adjoint").due(c, line, declared_of(line, registry_)));
+    const bool paired = gradients && c.linear && !same_paired_gradients(broken, healthy) &&
+                        check_named("adjoint").due(c, line, declared_of(line, registry_));
+    Expectation expected = expectation(op, site, one_rank, outputs, gradients, paired);
     const bool cancels = due_at(site, line, healthy).value_or(Traffic{}).cancels;
     if (cancels && op.call && !one_rank)
       expected.checks = {"ledger"};  // whether values show it is open

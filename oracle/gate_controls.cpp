@@ -54,17 +54,26 @@ bool needs_grid(const FaultOperator& op) {
   return op.kind == "wrong_group" || op.kind == "world_group";
 }
 
-}  // namespace
-
-bool same_results(const Judged& a, const Judged& b, bool gradient) {
+template <class Counts>
+bool same_where(const Judged& a, const Judged& b, const Counts& counts) {
   for (size_t r = 0; r < a.evidence.ranks.size(); ++r) {
     const auto &x = a.evidence.ranks[r].shots[0], &y = b.evidence.ranks[r].shots[0];
     if (x.status != y.status || x.results.size() != y.results.size()) return false;
     for (size_t i = 0; i < x.results.size(); ++i)
-      if (x.results[i].gradient == gradient && x.results[i].bytes != y.results[i].bytes)
-        return false;
+      if (counts(x.results[i]) && x.results[i].bytes != y.results[i].bytes) return false;
   }
   return true;
+}
+
+}  // namespace
+
+bool same_results(const Judged& a, const Judged& b, bool gradient) {
+  return same_where(a, b, [&](const ResultTensor& t) { return t.gradient == gradient; });
+}
+bool same_paired_gradients(const Judged& a, const Judged& b) {
+  return same_where(a, b, [&](const ResultTensor& t) {
+    return t.gradient && a.evidence.operands.at(size_t(t.operand)).linear;
+  });
 }
 
 bool same_traces(const Judged& a, const Judged& b) {
@@ -205,7 +214,7 @@ bool applies(const FaultOperator& op, const Site& s, bool rounding, int world) {
 bool stays_equal(const FaultOperator& op) { return !op.call && !op.one_rank; }
 
 Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank,
-                        bool outputs_differ, bool gradients_differ, bool linear) {
+                        bool outputs_differ, bool gradients_differ, bool paired_differ) {
   Expectation e;
   if (op.name == "own_order") return {{"replica"}, {}, false};
   if (op.name == "arrival_order") return {{"repeat"}, {}, false};
@@ -215,7 +224,7 @@ Expectation expectation(const FaultOperator& op, const Site& site, bool one_rank
   if (outputs_differ) e.checks.push_back("forward");
   const bool backward = site.phase == Phase::backward || site.phase == Phase::finish;
   if (gradients_differ && (backward || !outputs_differ)) e.checks.push_back("gradient");
-  if (backward && gradients_differ && linear && op.kind != "bit" && op.kind != "bf16_wire" &&
+  if (backward && gradients_differ && paired_differ && op.kind != "bit" && op.kind != "bf16_wire" &&
       !op.call)
     e.checks.push_back("adjoint");
   return e;

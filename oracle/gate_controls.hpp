@@ -14,6 +14,8 @@ namespace shardproof::gating {
 
 // Everything that left a rank in the base shot, byte for byte: outputs, or gradients.
 bool same_results(const Judged&, const Judged&, bool gradient);
+// The gradients of operands in which results are linear, which the adjoint pairs.
+bool same_paired_gradients(const Judged&, const Judged&);
 bool same_traces(const Judged&, const Judged&);
 // What a call overwrites is the subject's business where it is a buffer of its own: whether an
 // argument was written to, as the ranks compared them byte for byte.
@@ -51,11 +53,11 @@ bool applies(const FaultOperator&, const Site&, bool rounding, int world);
 // It leaves the calls alone and changes a result on all ranks: what cancels out of every result
 // when it is equal on the members of a group may stay so.
 bool stays_equal(const FaultOperator&);
-// The named check of an operator at a site, from where the result differs. The adjoint's basis
-// vectors survive bf16 on the wire, and a single flipped bit may hide from its dots: there it is
-// not asked.
+// The named check of an operator at a site, from where the result differs; `paired_differ`: in a
+// gradient that the adjoint pairs, where it is due. Its basis vectors survive bf16 on the wire, and
+// a single flipped bit may hide from its dots: there it is not asked.
 Expectation expectation(const FaultOperator&, const Site&, bool one_rank, bool outputs_differ,
-                        bool gradients_differ, bool linear);
+                        bool gradients_differ, bool paired_differ);
 
 // At which sites an operator is tried: at every one, or only until it was caught once among those
 // that are alike: of one kind of operator, or of one operator, phase and call. Where kinds are

@@ -509,6 +509,26 @@ TEST(Controls, ResultsAreComparedOnEveryRank) {
     }
 }
 
+// The gradient of an operand in which results are not linear is none that the adjoint pairs.
+TEST(Controls, PairedGradientsAreThoseOfLinearOperands) {
+  Judged plain;
+  plain.evidence.operands.resize(2);
+  plain.evidence.operands[1].linear = false;
+  plain.evidence.ranks.resize(2);
+  for (RankRecord& r : plain.evidence.ranks) {
+    r.shots.resize(1);
+    for (const bool gradient : {false, true})
+      for (const int operand : {0, 1})
+        r.shots[0].results.push_back(
+            {0, operand, gradient, DType::f64, {1}, Bytes({std::byte(1)})});
+  }
+  for (size_t i = 0; i < 4; ++i) {
+    Judged broken = plain;
+    broken.evidence.ranks[1].shots[0].results[i].bytes = Bytes({std::byte(2)});
+    EXPECT_EQ(gating::same_paired_gradients(broken, plain), i != 2) << i;
+  }
+}
+
 // A result that is not there, a trace of memory, an operator that acted in a later shot.
 TEST(Controls, WhatIsMissingOrWasSeenLaterIsADifference) {
   Judged plain;
