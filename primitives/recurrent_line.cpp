@@ -75,4 +75,27 @@ std::optional<Rejected> refused_delta(const Case& line) {
   return refused_states(line, line.at("head_dim"));
 }
 
+std::optional<Rejected> refused_mixer(const Case& line) {
+  if (Refusal r = refused_context(line)) return r;
+  const int64_t tp = line.ranks(Axis::tp), cp = line.ranks(Axis::cp), n = line.at("heads"),
+                g = line.at("groups"), groups = g / tp, features = line.at("state_dim");
+  if (Refusal r = first_refusal(undivided(line, "heads", tp * cp, "tp*cp"),
+                                undivided(line, "groups", tp, "tp"),
+                                when(n % g != 0, "heads divisible by groups",
+                                     said(line, "heads") + " " + said(line, "groups"),
+                                     "every group serves equally many heads")))
+    return r;
+  if (Refusal r =
+          when(groups % cp != 0 && cp % groups != 0, "groups divisible by cp, or cp by them",
+               std::to_string(groups) + " groups on a tp rank, " + said(line, "cp"),
+               "ranks of cp share a group evenly, or have whole groups"))
+    return r;
+  const ContextLine c(line);
+  const int64_t channels = n * line.at("head_dim") + 2 * g * features;
+  return first_refusal(countable(whole_operand, {c.rows, c.batch, line.ranks(Axis::dp),
+                                                 std::max(n * line.at("head_dim"),
+                                                          std::max(g, tp * cp) * features)}),
+                       countable("all parameters", {channels + n, line.at("width") + 1}));
+}
+
 }  // namespace shardproof::primitives

@@ -21,5 +21,6 @@ bool decays_are_logarithms(const Case&);
 std::optional<Rejected> refused_conv(const Case&);
 std::optional<Rejected> refused_scan(const Case&);
 std::optional<Rejected> refused_delta(const Case&);
+std::optional<Rejected> refused_mixer(const Case&);
 
 }  // namespace shardproof::primitives

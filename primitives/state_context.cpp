@@ -17,33 +17,33 @@ StateExtents::StateExtents(const View& q, const View& v, int64_t batch)
       key_dim(q.shape.back()),
       value_dim(v.shape.back()) {}
 
-void StateContext::decays_of(Rank& rank, const View& logarithms, const View& decays) {
+void WithDecays::decays_of(Rank& rank, const View& logarithms, const View& decays) {
   perform(DecayOfLogarithm{tensor(logarithms), {}, tensor(decays), !in_single(rank.line())},
           "decays of their logarithms");
 }
 
-void StateContext::gradient_of_logarithms(Rank& rank, const View& of_decays, const View& decays,
-                                          const View& gradient) {
+void WithDecays::gradient_of_logarithms(Rank& rank, const View& of_decays, const View& decays,
+                                        const View& gradient) {
   perform(DecayOfLogarithm{tensor(of_decays), tensor(decays), tensor(gradient),
                            !in_single(rank.line())},
           "the gradient of logarithms of decays");
 }
 
-View StateContext::factors(Rank& rank, const View& a, Kept& kept) {
+View WithDecays::factors(Rank& rank, const View& a, Kept& kept) {
   if (!decays_are_logarithms(rank.line())) return a;
   kept = Kept(accumulation_of(rank.line()), a.shape);
   decays_of(rank, a, kept.view());
   return kept.view();
 }
 
-View StateContext::decay_gradient(Rank& rank, const View& gradient) {
+View WithDecays::decay_gradient(Rank& rank, const View& gradient) {
   const Case& line = rank.line();
   return decays_are_logarithms(line) ? rank.workspace(accumulation_of(line), gradient.shape)
                                      : gradient;
 }
 
-void StateContext::hand_out(Rank& rank, const View& of_decays, const View& decays,
-                            const View& gradient) {
+void WithDecays::hand_out(Rank& rank, const View& of_decays, const View& decays,
+                          const View& gradient) {
   if (decays_are_logarithms(rank.line())) gradient_of_logarithms(rank, of_decays, decays, gradient);
 }
 

@@ -35,9 +35,10 @@ struct StateExtents {
   }
 };
 
-class StateContext : public Kernel {
+// A layer whose decays may come as their logarithms (decay=log): decays of these, and gradients of
+// them.
+class WithDecays : public Kernel {
  protected:
-  // decay=log: decays of what comes as their logarithms, and gradients of these.
   virtual void decays_of(Rank&, const View& logarithms, const View& decays);
   virtual void gradient_of_logarithms(Rank&, const View& of_decays, const View& decays,
                                       const View& gradient);
@@ -46,7 +47,10 @@ class StateContext : public Kernel {
   // Where the gradient of decays is put, from where it is handed out: there, or a workspace.
   View decay_gradient(Rank&, const View& gradient);
   void hand_out(Rank&, const View& of_decays, const View& decays, const View& gradient);
+};
 
+class StateContext : public WithDecays {
+ protected:
   virtual std::vector<int64_t> reach(const ContextLine&, int r) const;
   // By row of summaries: 1 where a state goes through its block.
   virtual std::vector<int64_t> passes(const ContextLine&) const;

@@ -15,23 +15,14 @@
 #include "reference/delta.hpp"
 #include "reference/scan.hpp"
 #include "reference/sequences.hpp"
-#include "suites/attention.hpp"
-#include "suites/linear.hpp"
 #include "suites/ours.hpp"
 #include "suites/reading.hpp"
+#include "suites/recurrent.hpp"
 
 namespace shardproof {
-namespace {
+namespace recurrences {
 
 using namespace contexts;
-using linears::choice;
-using linears::crossed;
-using linears::extent;
-using linears::gauge;
-using linears::listed;
-using linears::range_of_products;
-using linears::together;
-using linears::whole;
 
 std::vector<int64_t> sequences(const Case& c) {
   std::vector<int64_t> list;
@@ -48,23 +39,115 @@ int64_t longest(const Case& c) {
   return most;
 }
 
-// Heads, or channels, over tp.
-int dim_on_tp(const Case& c) { return c.at("seq") > 0 ? 2 : 1; }
-Layout on_tokens(const Case& c) { return tokens_on(c, S(dim_on_tp(c))); }
+Layout on_tokens(const Case& c) { return tokens_on(c, S(c.at("seq") > 0 ? 2 : 1)); }
+
+int64_t own_rows(const Case& c) { return rows_of(c, false) / ranks(c); }
+int64_t own_batch(const Case& c) { return batch_of(c) / c.ranks(Axis::dp); }
+
+Traffic over_cp(Op op, bool backward, int64_t count, DType type, int hop) {
+  return {op, op == Op::reduce_scatter ? Reduce::sum : Reduce::none, "cp", backward, count, type,
+          hop};
+}
+
+Key decay_key() {
+  return linears::choice("decay", {"factor", "log"},
+                         "a is what a state is multiplied by, or its logarithm");
+}
+
+namespace {
+
+// A decay of (3/4, 1), so that a state reaches ranks behind the next; of integers their sign, so
+// that products are exact.
+double decay(double drawn, bool integer) {
+  if (integer) return drawn < 0 ? -1 : 1;
+  return 1 - 0.25 / (1 + std::exp(drawn));
+}
+
+}  // namespace
+
+bool in_logarithms(const Case& c) { return c.text("decay") == "log"; }
+
+Operand decays(const Case& c, int64_t gates) {
+  std::vector<int64_t> features{c.at("heads")};
+  if (gates) features.push_back(gates);
+  Operand a{"a", Operand::input, token_shape(c, false, std::move(features)), on_tokens(c)};
+  a.through = decay, a.linear = false;
+  if (in_logarithms(c)) a.through = [](double x, bool) { return std::log(decay(x, false)); };
+  return a;
+}
+
+reference::Values factors(const Case& c, const Whole& a) {
+  reference::Values list = a.value;
+  for (double& x : list)
+    if (in_logarithms(c)) x = std::exp(x);
+  return list;
+}
+
+int64_t roundings_of_logarithms(const Case& c, const Whole& a) {
+  if (!in_logarithms(c)) return 0;
+  const size_t columns = a.value.size() / sequences(c).size();
+  double most = 0;
+  for (const auto& places : reference::places_by_sequence(sequences(c)))
+    for (size_t column = 0; column < columns; ++column) {
+      double sum = 0;
+      for (const size_t t : places) sum += std::abs(a.value[t * columns + column]);
+      most = std::max(most, sum);
+    }
+  const int64_t length = longest(c);
+  return int64_t(std::ceil(double(2 * length + 1) * most)) + 4 * length;
+}
+
+reference::Values of_logarithms(const Case& c, reference::Values own, const Whole& a,
+                                const reference::Values& q, const reference::Values& k,
+                                const reference::Values& dq, const reference::Values& dk) {
+  const auto decay = factors(c, a);
+  const size_t columns = own.size() / sequences(c).size(), features = q.size() / own.size();
+  for (const auto& places : reference::places_by_sequence(sequences(c)))
+    for (size_t column = 0; column < columns; ++column) {
+      double behind = 0;
+      for (size_t n = places.size(); n-- > 0;) {
+        const size_t at = places[n] * columns + column;
+        for (size_t i = at * features; i < (at + 1) * features; ++i)
+          behind += std::abs(q[i]) * dq[i] + std::abs(k[i]) * dk[i];
+        own[at] = own[at] * decay[at] + behind;
+      }
+    }
+  return own;
+}
+
+int64_t roundings_of_gradient(const Case& c, int64_t of_decays, int64_t of_keys, int64_t features) {
+  return std::max(of_decays + 1, of_keys + 1 + 2 * features + longest(c));
+}
+
+std::optional<Contract::Inexact> logarithms_are_inexact(const Case& c) {
+  if (!in_logarithms(c)) return std::nullopt;
+  return Contract::Inexact{"decay=log", "fill=normal"};
+}
+
+void times(reference::Values& x, const reference::Values& y) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= y[i];
+}
+
+}  // namespace recurrences
+
+namespace {
+
+using namespace contexts;
+using namespace recurrences;
+using linears::choice;
+using linears::crossed;
+using linears::extent;
+using linears::gauge;
+using linears::listed;
+using linears::range_of_products;
+using linears::together;
+using linears::whole;
 
 // In zigzag a rank has two blocks, side by side in its tensors.
 int64_t blocks_of_a_rank(const Case& c) {
   return ranks(c) > 1 && c.text("layout") != "contiguous" ? 2 : 1;
 }
 int64_t blocks_of(const Case& c) { return ranks(c) * blocks_of_a_rank(c); }
-
-int64_t own_rows(const Case& c) { return rows_of(c, false) / ranks(c); }
-int64_t own_batch(const Case& c) { return batch_of(c) / c.ranks(Axis::dp); }
-
-Traffic over_cp(Op op, bool backward, int64_t count, DType type, int hop = 0) {
-  return {op, op == Op::reduce_scatter ? Reduce::sum : Reduce::none, "cp", backward, count, type,
-          hop};
-}
 
 // ---- Convolution
 
@@ -240,79 +323,6 @@ Contract conv_context() {
 
 reference::Scan scan_of(const Case& c) { return {c.at("heads"), c.at("head_dim"), c.at("v_dim")}; }
 
-// A decay of (3/4, 1), so that a state reaches ranks behind the next; of integers their sign, so
-// that products are exact.
-double decay(double drawn, bool integer) {
-  if (integer) return drawn < 0 ? -1 : 1;
-  return 1 - 0.25 / (1 + std::exp(drawn));
-}
-
-bool in_logarithms(const Case& c) { return c.text("decay") == "log"; }
-
-// a [tokens, heads], or of each of `gates` features.
-Operand decays(const Case& c, int64_t gates = 0) {
-  std::vector<int64_t> features{c.at("heads")};
-  if (gates) features.push_back(gates);
-  Operand a{"a", Operand::input, token_shape(c, false, std::move(features)), on_tokens(c)};
-  a.through = decay, a.linear = false;
-  if (in_logarithms(c)) a.through = [](double x, bool) { return std::log(decay(x, false)); };
-  return a;
-}
-
-reference::Values factors(const Case& c, const Whole& a) {
-  reference::Values list = a.value;
-  for (double& x : list)
-    if (in_logarithms(c)) x = std::exp(x);
-  return list;
-}
-
-// Of decays that are differences of running sums G of logarithms, exponentiated: the two sums are
-// off by a rounding of |G| a token, and telescope over the decays of a term; each difference and
-// exponential is off by itself, |x| and 4 roundings.
-int64_t roundings_of_logarithms(const Case& c, const Whole& a) {
-  if (!in_logarithms(c)) return 0;
-  const size_t columns = a.value.size() / sequences(c).size();
-  double most = 0;
-  for (const auto& places : reference::places_by_sequence(sequences(c)))
-    for (size_t column = 0; column < columns; ++column) {
-      double sum = 0;
-      for (const size_t t : places) sum += std::abs(a.value[t * columns + column]);
-      most = std::max(most, sum);
-    }
-  const int64_t length = longest(c);
-  return int64_t(std::ceil(double(2 * length + 1) * most)) + 4 * length;
-}
-
-// Gradients of logarithms: a da, or sums over the tokens behind of q dq - k dk, whose terms cancel.
-// `own`: magnitudes of da; q, k and theirs of dq and dk.
-reference::Values of_logarithms(const Case& c, reference::Values own, const Whole& a,
-                                const Whole& q, const Whole& k, const reference::Values& dq,
-                                const reference::Values& dk) {
-  const auto decay = factors(c, a);
-  const size_t columns = own.size() / sequences(c).size(), features = q.value.size() / own.size();
-  for (const auto& places : reference::places_by_sequence(sequences(c)))
-    for (size_t column = 0; column < columns; ++column) {
-      double behind = 0;
-      for (size_t n = places.size(); n-- > 0;) {
-        const size_t at = places[n] * columns + column;
-        for (size_t i = at * features; i < (at + 1) * features; ++i)
-          behind += std::abs(q.value[i]) * dq[i] + std::abs(k.value[i]) * dk[i];
-        own[at] = own[at] * decay[at] + behind;
-      }
-    }
-  return own;
-}
-
-// So many of a term, a product with a of those of da; or one with q, and the sums over features and
-// tokens, of those of dq.
-int64_t roundings_of_gradient(const Case& c, int64_t of_decays, int64_t of_keys) {
-  return std::max(of_decays + 1, of_keys + 1 + 2 * c.at("head_dim") + longest(c));
-}
-
-void times(reference::Values& x, const reference::Values& y) {
-  for (size_t i = 0; i < x.size(); ++i) x[i] *= y[i];
-}
-
 std::vector<Operand> scan_operands(const Case& c) {
   const int64_t n = c.at("heads"), dk = c.at("head_dim"), dv = c.at("v_dim");
   return {{"q", Operand::input, token_shape(c, false, {n, dk}), on_tokens(c)},
@@ -358,8 +368,11 @@ std::vector<Whole> scan_backward(const Case& c, std::span<const Whole> in,
     auto m = gradients(reference::absolute);
     const auto n = reference::scan_roundings(scan_of(c), longest(c), blocks_of(c));
     const int64_t more = roundings_of_logarithms(c, in[3]);
-    if (in_logarithms(c)) m.a = of_logarithms(c, std::move(m.a), in[3], in[0], in[1], m.q, m.k);
-    const int64_t n_a = in_logarithms(c) ? roundings_of_gradient(c, n.a, std::max(n.q, n.k)) : n.a;
+    if (in_logarithms(c))
+      m.a = of_logarithms(c, std::move(m.a), in[3], in[0].value, in[1].value, m.q, m.k);
+    const int64_t n_a = in_logarithms(c)
+                            ? roundings_of_gradient(c, n.a, std::max(n.q, n.k), c.at("head_dim"))
+                            : n.a;
     *gauges = listed(
         scan_gauge(c, n.q + more, std::move(m.q)), scan_gauge(c, n.k + more, std::move(m.k)),
         scan_gauge(c, n.v + more, std::move(m.v)), scan_gauge(c, n_a + more, std::move(m.a)));
@@ -421,8 +434,7 @@ std::vector<Key> scan_keys() {
   keys.push_back(extent("heads", "6", 1, "each of which has a state"));
   keys.push_back(extent("head_dim", "3", 1, "features of q and k, rows of a state"));
   keys.push_back(extent("v_dim", "2", 1, "features of v and o, columns of a state"));
-  keys.push_back(
-      choice("decay", {"factor", "log"}, "a is what a state is multiplied by, or its logarithm"));
+  keys.push_back(decay_key());
   return keys;
 }
 
@@ -486,10 +498,7 @@ Contract scan_context() {
   c.plans = {"ring", "regather"};
   c.further_work = scan_work;
   c.integer_range = scan_range;
-  c.inexact = [](const Case& line) -> std::optional<Contract::Inexact> {
-    if (!in_logarithms(line)) return std::nullopt;
-    return Contract::Inexact{"decay=log", "fill=normal"};
-  };
+  c.inexact = logarithms_are_inexact;
   c.cases = scan_cases;
   c.sequences = sequences_of;
   say_lines_of_states(c);
@@ -565,8 +574,11 @@ std::vector<Whole> delta_backward(const Case& c, std::span<const Whole> in,
     auto m = gradients(reference::absolute);
     const auto n = reference::delta_roundings(shape, longest(c), blocks_of(c));
     const int64_t more = roundings_of_logarithms(c, in[3]);
-    if (in_logarithms(c)) m.a = of_logarithms(c, std::move(m.a), in[3], in[0], in[1], m.q, m.k);
-    const int64_t n_a = in_logarithms(c) ? roundings_of_gradient(c, n.a, std::max(n.q, n.k)) : n.a;
+    if (in_logarithms(c))
+      m.a = of_logarithms(c, std::move(m.a), in[3], in[0].value, in[1].value, m.q, m.k);
+    const int64_t n_a = in_logarithms(c)
+                            ? roundings_of_gradient(c, n.a, std::max(n.q, n.k), c.at("head_dim"))
+                            : n.a;
     *gauges =
         listed(scan_gauge(c, n.q + more, std::move(m.q)), scan_gauge(c, n.k + more, std::move(m.k)),
                scan_gauge(c, n.v + more, std::move(m.v)), scan_gauge(c, n_a + more, std::move(m.a)),

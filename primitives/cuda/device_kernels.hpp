@@ -15,6 +15,7 @@
 #include "primitives/linear.hpp"
 #include "primitives/loss_packed.hpp"
 #include "primitives/mapping.hpp"
+#include "primitives/mixer_alltoall.hpp"
 #include "primitives/mlp.hpp"
 #include "primitives/muon_step.hpp"
 #include "primitives/norm_sequence.hpp"
@@ -124,6 +125,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"conv_context", ours<primitives::ConvContext>},
     DeviceKernel{"scan_context", ours<primitives::ScanContext>},
     DeviceKernel{"delta_context", ours<primitives::DeltaContext>},
+    DeviceKernel{"mixer_alltoall", ours<primitives::MixerAlltoall>},
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
     DeviceKernel{"vocab_log_softmax", ours<primitives::VocabLogSoftmax>},

@@ -20,6 +20,7 @@
 
 namespace shardproof {
 
+void family_mixer(Registry&);
 void family_recurrent(Registry&);
 
 namespace {
@@ -116,6 +117,7 @@ const Registry& family() {
   static const Registry registry = [] {
     Registry r;
     family_recurrent(r);
+    family_mixer(r);
     return r;
   }();
   return registry;
@@ -203,8 +205,9 @@ TEST(Cost, CountsPairsOfTokensOfADeltaRule) {
 
 // With decay=log a is the logarithm of what it is without, and its gradient a decay times that.
 TEST(DecaysAsLogarithms, AreTheSameLayerInAnotherVariable) {
-  for (const char* words : {"scan_context fill=normal tokens=7 heads=1",
-                            "delta_context docs=3,4 gate=channel heads=1"}) {
+  for (const char* words :
+       {"scan_context fill=normal tokens=7 heads=1", "delta_context docs=3,4 gate=channel heads=1",
+        "mixer_alltoall docs=4,3 fill=normal heads=2"}) {
     const Case of_factors = line_of(words),
                of_logarithms = line_of(words + std::string(" decay=log"));
     const Contract& c = contract_of(of_factors);

@@ -21,6 +21,7 @@
 #include "reference/scan.hpp"
 #include "reference/sequences.hpp"
 #include "suites/self/goldens.hpp"
+#include "suites/self/run_lines.hpp"
 #include "suites/self/tensors.hpp"
 
 namespace shardproof {
@@ -435,17 +436,6 @@ TEST(ScanBounds, HoldForFloatAndAreNotFarFromIt) {
 }
 
 // ---- On ranks
-
-Judged run_in(const Registry& registry, const std::string& text,
-              const std::vector<std::string>& checks) {
-  static Options options;
-  static std::map<const Registry*, std::unique_ptr<Runner>> runners;
-  static std::vector<std::unique_ptr<Case>> lines;  // evidence points at its line
-  auto& runner = runners[&registry];
-  if (!runner) runner = std::make_unique<Runner>(options, registry);
-  lines.push_back(std::make_unique<Case>(parse(text, registry)));
-  return runner->run(*lines.back(), checks, lane_of(*lines.back()));
-}
 
 // The state goes from rank to rank, each of which waits for the one before.
 struct RingScan final : primitives::ScanContext {
