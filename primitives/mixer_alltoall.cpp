@@ -116,7 +116,7 @@ MixerShape::MixerShape(const Case& line, const Communicator& cp)
       width(line.at("width")),
       batch(ContextLine(line).batch) {}
 
-List MixerAlltoall::order(const ContextLine& c, bool) const {
+List MixerAlltoall::order(const ContextLine& c, Way) const {
   List rows;
   for (int r = 0; r < c.ranks; ++r)
     for (const int64_t row : owned_rows(c, c.rows, r)) rows.push_back(row);
@@ -218,7 +218,7 @@ std::unique_ptr<Saved> MixerAlltoall::forward(Rank& rank, std::span<const View> 
   auto saved = std::make_unique<MixerSaved>();
   const auto by_heads = exchanged(rank, {inputs[0], copied(rank, m, inputs[1]),
                                          copied(rank, m, inputs[2]), with_feature(inputs[3])});
-  const List places = order(c, false);
+  const List places = order(c, Way::inputs);
   saved->filtered = uploaded(filtered(c)), saved->remembered = uploaded(remembered(c));
   for (size_t i = 0; i < 3; ++i) {
     Filter& f = saved->filters[i];
@@ -254,7 +254,7 @@ std::unique_ptr<Saved> MixerAlltoall::forward(Rank& rank, std::span<const View> 
                       tensor(skipped), m.own_heads() * m.head_dim, 1, m.batch, wide},
           "what skips the states");
   add_into(skipped, y);
-  convert(returned(rank, {taken_in_order(rank, order(c, true), y, outputs[0].dtype)})[0],
+  convert(returned(rank, {taken_in_order(rank, order(c, Way::result), y, outputs[0].dtype)})[0],
           outputs[0]);
   return saved;
 }
@@ -280,7 +280,7 @@ void MixerAlltoall::gradients_of(Parallel& p, Saved& state, const View& g_by_tok
   const View x = saved.filters[0].out.view(), reach = saved.remembered.view(),
              a = saved.factors.view().data ? saved.factors.view() : saved.a.view(),
              g = p.workspace(g_by_tokens.dtype, x.shape);
-  put_in_order(order(c, false), exchanged(p.rank, {g_by_tokens})[0], g);
+  put_in_order(order(c, Way::cotangent), exchanged(p.rank, {g_by_tokens})[0], g);
 
   const View written = by_head(m, saved.filters[1].out.view()),
              read = by_head(m, saved.filters[2].out.view());
@@ -311,7 +311,7 @@ void MixerAlltoall::gradients_of(Parallel& p, Saved& state, const View& g_by_tok
     parts.push_back({partial_like(p, rest[i]), rest[i]});
     set_zero(parts.back().partial);
   }
-  const List back = order(c, true);
+  const List back = order(c, Way::gradients);
   std::vector<View> leaving;
   for (size_t i = 0; i < 3; ++i) {
     const Filter& f = saved.filters[i];

@@ -45,10 +45,14 @@ class MixerAlltoall : public WithDecays {
   void backward(Rank&, Saved&, std::span<const View> cotangents,
                 std::span<const View> gradients) override;
 
+  // What is put in order, and of what a rank takes its slice.
+  enum class Way { inputs, result, cotangent, gradients };
+  enum class Slice { filter_of_heads, filter_of_groups, skip };
+
  protected:
-  // By row that comes from the ranks, one behind the other, its place in the row of tokens; and the
-  // same of what goes back to them.
-  virtual std::vector<int64_t> order(const ContextLine&, bool back) const;
+  // By row that comes from the ranks, or goes to them, one rank behind the other, its place in the
+  // row of tokens.
+  virtual std::vector<int64_t> order(const ContextLine&, Way) const;
   // [rows/p, (batch), things, features] <-> [rows, (batch), things/p, features], by rank.
   virtual void tokens_for_heads(Rank&, const View& by_tokens, const View& by_heads);
   virtual void heads_for_tokens(Rank&, const View& by_heads, const View& by_tokens);
@@ -63,7 +67,6 @@ class MixerAlltoall : public WithDecays {
   virtual DType type_of_copies(const Case&) const;  // on their way back
 
   // The first of the heads, or groups, whose parameters a rank works with.
-  enum class Slice { filter_of_heads, filter_of_groups, skip };
   virtual int64_t first(Slice, const MixerShape&) const;
 
   // By token of all rows: how many of its document a filter, or a state, has before it.

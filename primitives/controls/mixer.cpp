@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "oracle/registry.hpp"
+#include "primitives/controls/recurrent.hpp"
 #include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
 
@@ -25,28 +26,20 @@ List in_order_of_ranks(const ContextLine& c) {
   std::iota(rows.begin(), rows.end(), 0);
   return rows;
 }
-// Rows that come from ranks in zigzag are taken for the row as it is.
-struct OrderNotUndone final : MixerAlltoall {
-  List order(const ContextLine& c, bool back) const override {
-    return back ? MixerAlltoall::order(c, back) : in_order_of_ranks(c);
+// Rows in zigzag are taken for the row as it is: those that come from ranks, those that go back to
+// them, and the same of cotangents and gradients.
+template <auto... missed>
+struct OrderMissing final : MixerAlltoall {
+  List order(const ContextLine& c, Way way) const override {
+    return ((way == missed) || ...) ? in_order_of_ranks(c) : MixerAlltoall::order(c, way);
   }
-};
-// Results go back in the order of the row.
-struct OrderNotRedone final : MixerAlltoall {
-  List order(const ContextLine& c, bool back) const override {
-    return back ? in_order_of_ranks(c) : MixerAlltoall::order(c, back);
-  }
-};
-// Neither is done: results come home to their tokens, from sequences in another order.
-struct OrderIgnored final : MixerAlltoall {
-  List order(const ContextLine& c, bool) const override { return in_order_of_ranks(c); }
 };
 // The whole row is put in order where each document was cut by itself.
 struct OrderOfTheWholeRow final : MixerAlltoall {
-  List order(const ContextLine& c, bool back) const override {
+  List order(const ContextLine& c, Way way) const override {
     ContextLine one = c;
     one.documents.clear();
-    return MixerAlltoall::order(one, back);
+    return MixerAlltoall::order(one, way);
   }
 };
 
@@ -58,6 +51,25 @@ struct BlocksFromTheLastRank final : MixerAlltoall {
     const int64_t n = by_tokens.shape[0], rows = by_heads.shape[0];
     for (int64_t at = 0; at < rows; at += n)
       convert(came.narrow(0, at, n), by_heads.narrow(0, rows - at - n, n));
+  }
+};
+// Or those that go back are dealt out so.
+struct BlocksToTheLastRank final : MixerAlltoall {
+  void heads_for_tokens(Rank& rank, const View& by_heads, const View& by_tokens) override {
+    const View leaving = rank.workspace(by_heads.dtype, by_heads.shape);
+    const int64_t n = by_tokens.shape[0], rows = by_heads.shape[0];
+    for (int64_t at = 0; at < rows; at += n)
+      convert(by_heads.narrow(0, at, n), leaving.narrow(0, rows - at - n, n));
+    MixerAlltoall::heads_for_tokens(rank, leaving, by_tokens);
+  }
+};
+
+// What is split behind the exchange is split in another order: c where b is due.
+struct GroupsForEachOther final : MixerAlltoall {
+  std::vector<View> exchanged(Rank& rank, const std::vector<View>& by_tokens) override {
+    auto list = MixerAlltoall::exchanged(rank, by_tokens);
+    if (list.size() > 1) std::swap(list[1], list[2]);
+    return list;
   }
 };
 
@@ -176,6 +188,20 @@ struct StateAcrossDocuments final : MixerAlltoall {
   }
 };
 
+// Rows of padding are tokens, each of which sees itself.
+struct PaddingMixed final : MixerAlltoall {
+  static List of_tokens(List list) {
+    for (int64_t& before : list) before = std::max<int64_t>(before, 0);
+    return list;
+  }
+  List filtered(const ContextLine& c) const override {
+    return of_tokens(MixerAlltoall::filtered(c));
+  }
+  List remembered(const ContextLine& c) const override {
+    return of_tokens(MixerAlltoall::remembered(c));
+  }
+};
+
 // Each rank's block is a sequence of its own, as it was before the exchange.
 List within_blocks(const ContextLine& c, List list) {
   const int64_t rows = c.rows / Blocks(c).count();
@@ -195,6 +221,16 @@ struct StateWithinBlocks final : MixerAlltoall {
 
 // ---- Gradients of parameters
 
+// Of ranks that share a group one hands in the gradients of its filters.
+struct GroupFilterOfOneCopy final : MixerAlltoall {
+  void sum_gradients(Parallel& p, const Parts& parts, const std::vector<Axis>& axes) override {
+    const MixerShape m(p.rank.line(), p.rank.along(Axis::cp));
+    for (const size_t of_groups : {1, 2, 4, 5})
+      if (m.rank % m.copies() != 0) set_zero(parts[of_groups].partial);
+    MixerAlltoall::sum_gradients(p, parts, axes);
+  }
+};
+
 // The last rank hands in nothing of its d.
 struct SkipGradientShort final : MixerAlltoall {
   void skip_gradient(Rank& rank, const View& x, const View& g, const View& reach,
@@ -213,24 +249,40 @@ const char* const in_zigzag = "cp=3 tokens=12 layout=zigzag";
 const char* const copied_groups = "cp=4 tokens=12 groups=2";
 const char* const documents = "cp=2 docs=5,1,6";
 
+const char* const padded = "cp=3 docs=6,4";
+const char* const logarithms = "cp=3 tokens=12 decay=log fill=normal";
+
+using Way = MixerAlltoall::Way;
+
 const Row rows[] = {
-    of("order_not_undone", twin<OrderNotUndone>, "forward", "ledger",
-       "NVIDIA/Megatron-LM 6808: a recurrence wants its tokens in a run", in_zigzag,
-       "layout=zigzag"),
-    of("order_not_redone", twin<OrderNotRedone>, "forward", "ledger",
-       "the mirror image, forgotten on the way back", in_zigzag, "layout=zigzag"),
-    of("order_ignored", twin<OrderIgnored>, "forward", "ledger",
+    of("order_not_undone", twin<OrderMissing<Way::inputs, Way::cotangent>>, "forward", "ledger",
        "alibaba/rtp-llm 876: a convolution wants its tokens in a run", in_zigzag, "layout=zigzag"),
+    of("order_not_redone", twin<OrderMissing<Way::result, Way::gradients>>, "forward", "ledger",
+       "what is undone before and not redone behind", in_zigzag, "layout=zigzag"),
+    of("order_ignored",
+       twin<OrderMissing<Way::inputs, Way::result, Way::cotangent, Way::gradients>>, "forward",
+       "ledger", "alibaba/rtp-llm 876: sequences in the order of ranks", in_zigzag,
+       "layout=zigzag"),
     of("order_of_the_whole_row", twin<OrderOfTheWholeRow>, "forward", "ledger",
-       "NVIDIA-NeMo/Megatron-Bridge 5463", "cp=2 docs=5,9 layout=zigzag",
+       "NVIDIA-NeMo/Megatron-Bridge 5463, the other way round", "cp=2 docs=5,9 layout=zigzag",
        "2 documents, each in zigzag by itself"),
+    of("cotangent_not_put_in_order", twin<OrderMissing<Way::cotangent>>, "gradient,adjoint",
+       "forward,ledger", "a backward by hand that leaves out the order", in_zigzag,
+       "layout=zigzag"),
+    of("gradients_not_put_back", twin<OrderMissing<Way::gradients>>, "gradient,adjoint",
+       "forward,ledger", "a backward by hand that leaves out the order", in_zigzag,
+       "layout=zigzag"),
     of("blocks_from_the_last_rank", twin<BlocksFromTheLastRank>, "forward", "ledger",
        "received blocks put together from the wrong end", three, "cp >= 2"),
+    of("blocks_to_the_last_rank", twin<BlocksToTheLastRank>, "forward", "ledger",
+       "blocks dealt out from the wrong end", three, "cp >= 2"),
+    of("b_and_c_for_each_other", twin<GroupsForEachOther>, "forward,gradient", "ledger",
+       "a fused tensor that is split in another order than it was put together", three, ""),
     of("heads_dealt_in_turn", twin<HeadsDealtInTurn>, "forward", "ledger",
        "heads interleaved over ranks, parameters cut in blocks", three, "2 heads a rank"),
     of("slices_of_world_ranks", twin<SlicesOfWorldRanks>, "forward", "ledger",
-       "NVIDIA/TransformerEngine 2179: a rank of the world in place of a member's",
-       "cp=2 tp=2 tokens=8 groups=2", "an axis beside cp"),
+       "NVIDIA/TransformerEngine 2179: ranks of the world in place of members",
+       "cp=2 tp=2 tokens=8 groups=2", "an axis beside cp that is faster"),
     of("filter_of_neighbour", twin<FilterOfNeighbour>, "forward", "ledger",
        "a slice that is off by one", three, "cp >= 2"),
     of("skip_of_first_heads", twin<SkipOfFirstHeads>, "forward", "ledger",
@@ -247,19 +299,27 @@ const Row rows[] = {
        "bigcode-project/Megatron-LM 35", copied_groups, "groups < cp"),
     of("copies_in_storage_type", twin<CopiesInStorageType>, "ledger", "forward",
        "parts of a sum that are rounded on their way",
-       "cp=4 tokens=12 groups=2 dtype=bf16 wire=f32 "
-       "fill=normal",
-       "wire wider than dtype"),
+       "cp=4 tokens=12 groups=2 dtype=bf16 wire=f32 fill=normal", "wire wider than dtype"),
     of("filter_across_documents", twin<FilterAcrossDocuments>, "leak,forward", "gradcheck,ledger",
        "PrimeIntellect-ai/prime-rl 3000, huggingface/transformers 46588", documents, "2 documents"),
     of("state_across_documents", twin<StateAcrossDocuments>, "leak,forward", "gradcheck,ledger",
-       "PrimeIntellect-ai/prime-rl 3000, NovaSky-AI/SkyRL 2056", documents, "2 documents"),
+       "PrimeIntellect-ai/prime-rl 3000, NovaSky-AI/SkyRL 2056", documents,
+       "2 documents side by side"),
+    of("padding_mixed", twin<PaddingMixed>, "forward", "ledger", "a filter over the padded row",
+       padded, "rows of padding"),
     of("filter_within_blocks", twin<FilterWithinBlocks>, "forward", "gradcheck,ledger",
        "state-spaces/mamba 597: each block filtered by itself", three, "cp >= 2"),
     of("state_within_blocks", twin<StateWithinBlocks>, "forward", "gradcheck,ledger",
        "state-spaces/mamba 597: each block begins anew", three, "cp >= 2"),
+    of("states_shared_by_forwards", twin<StatesInTheLayer<MixerAlltoall>>, "accumulate",
+       "forward,gradient,adjoint,ledger", "deepspeedai/DeepSpeed 2800, pytorch/pytorch 139404",
+       three, "two forwards in flight"),
+    of("decay_as_power_of_two", twin<PowersOfTwo<MixerAlltoall>>, "forward,gradient", "ledger",
+       "exp2 of a natural logarithm", logarithms, "decay=log"),
+    of("decay_gradient_as_of_logarithm", twin<GradientOfDecays<MixerAlltoall>>, "gradient",
+       "forward,adjoint,ledger", "a derivative of exp that is left out", logarithms, "decay=log"),
     of("parameter_gradients_local", twin<GradientLocal<MixerAlltoall>>, "replica,gradient,ledger",
-       "forward", "Megatron CP groups", three, "cp >= 2"),
+       "forward", "Megatron CP groups: a slice is no shard", three, "cp >= 2"),
     of("parameter_gradients_averaged", twin<GradientAveraged<MixerAlltoall>>, "gradient,adjoint",
        "forward,replica", "EleutherAI/gpt-neox 1259", three, "cp >= 2; ratio 1/cp"),
     of("filter_gradient_summed_twice", twin<FirstSummedTwice<MixerAlltoall>>, "gradient,ledger",
@@ -267,6 +327,12 @@ const Row rows[] = {
     of("parameter_gradients_not_summed_over_cp", twin<NotSummedOverCp<MixerAlltoall>>,
        "replica,gradient", "forward", "Megatron CP groups: a slice is no shard",
        "cp=2 dp=2 seq=8 batch=2", "cp >= 2, dp >= 2"),
+    of("parameter_gradients_summed_over_tp", twin<SummedOverTp<MixerAlltoall>>, "gradient,ledger",
+       "forward", "heads cut over tp, summed like what all ranks of tp hold",
+       "cp=2 tp=2 tokens=8 groups=2", "tp >= 2"),
+    of("group_filter_of_one_copy", twin<GroupFilterOfOneCopy>, "gradient,adjoint",
+       "forward,replica,ledger", "copies that are taken for equal contributions", copied_groups,
+       "groups < cp"),
     of("skip_gradient_left_out", twin<LastLeftOut<MixerAlltoall>>, "replica,gradient", "forward",
        "a list of parameters kept by hand", three, "cp >= 2"),
     of("skip_gradient_of_a_rank_missing", twin<SkipGradientShort>, "gradient,adjoint",

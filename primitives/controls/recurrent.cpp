@@ -8,6 +8,7 @@
 
 #include "oracle/registry.hpp"
 #include "primitives/calls.hpp"
+#include "primitives/controls/recurrent.hpp"
 #include "primitives/controls/sums.hpp"
 #include "primitives/controls/table.hpp"
 #include "primitives/conv_context.hpp"
@@ -30,11 +31,6 @@ List from_to(int64_t first, int64_t behind) {
 List turned(List list) {
   std::reverse(list.begin(), list.end());
   return list;
-}
-View copy_of(Rank& rank, const View& v) {
-  const View to = rank.workspace(v.dtype, v.shape);
-  convert(v, to);
-  return to;
 }
 void fill(const View& v, double value) {
   for (int64_t i = 0; i < v.elements(); ++i) store(v.flat(i), v.dtype, value);
@@ -215,15 +211,6 @@ struct FilterGradientWithoutHalo final : ConvContext {
   }
 };
 
-// Channels are cut over tp, and their gradients are summed over it.
-struct SummedOverTp final : ConvContext {
-  std::vector<Axis> summed_over(const Case& line) const override {
-    auto axes = ConvContext::summed_over(line);
-    axes.insert(axes.begin(), Axis::tp);
-    return axes;
-  }
-};
-
 // ---- The state of the ranks before
 
 template <class Layer>
@@ -357,24 +344,6 @@ class BeginsWithLastState final : public Layer {
   std::map<int64_t, Kept> last_;
 };
 
-// The states of a forward lie in the layer, where the next forward puts its own.
-template <class Layer>
-class StatesInTheLayer final : public Layer {
- public:
-  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
-                                 std::span<const View> outputs) override {
-    last_ = Layer::forward(rank, inputs, outputs);
-    return std::make_unique<Saved>();
-  }
-  void backward(Rank& rank, Saved&, std::span<const View> cotangents,
-                std::span<const View> gradients) override {
-    Layer::backward(rank, *last_, cotangents, gradients);
-  }
-
- private:
-  std::unique_ptr<Saved> last_;
-};
-
 // What the first token's decay multiplies is taken for 0.
 template <class Layer>
 struct GradientsWithoutState final : Layer {
@@ -385,15 +354,6 @@ struct GradientsWithoutState final : Layer {
   }
 };
 
-// exp2 of natural logarithms.
-template <class Layer>
-struct PowersOfTwo final : Layer {
-  void decays_of(Rank& rank, const View& logarithms, const View& decays) override {
-    const View scaled = copy_of(rank, logarithms);
-    scale(logarithms, scaled, std::log(2.0));
-    Layer::decays_of(rank, scaled, decays);
-  }
-};
 // Two blocks of a rank are taken for one: the second follows the first.
 template <class Layer>
 struct BlocksSideBySide final : Layer {
@@ -413,15 +373,6 @@ template <class Layer>
 struct SummariesByPlace final : Layer {
   int64_t row_of(const Blocks&, int64_t place) const override { return place; }
 };
-// The gradient of a decay is handed out as that of its logarithm.
-template <class Layer>
-struct GradientOfDecays final : Layer {
-  void gradient_of_logarithms(Rank&, const View& of_decays, const View&,
-                              const View& gradient) override {
-    convert(of_decays, gradient);
-  }
-};
-
 // States are rounded to the type of activations on their way.
 template <class Layer, bool back>
 struct InStorageType final : Layer {
@@ -605,8 +556,8 @@ const Row rows[] = {
      "replica,gradient,ledger", "forward", "Megatron CP groups", rows_of_three, "cp >= 2"},
     {conv, "filter_gradient_averaged", twin<GradientAveraged<ConvContext>>, "gradient,adjoint",
      "forward,replica", "EleutherAI/gpt-neox 1259", rows_of_three, "cp >= 2; ratio 1/cp"},
-    {conv, "filter_gradient_summed_over_tp", twin<SummedOverTp>, "gradient,ledger", "forward",
-     "channels cut over tp, summed like what all ranks of tp hold",
+    {conv, "filter_gradient_summed_over_tp", twin<SummedOverTp<ConvContext>>, "gradient,ledger",
+     "forward", "channels cut over tp, summed like what all ranks of tp hold",
      "cp=2 tp=2 tokens=12 channels=2", "tp >= 2"},
     {conv, "filter_gradient_not_summed_over_cp", twin<NotSummedOverCp<ConvContext>>,
      "replica,gradient", "forward", "Megatron CP groups", "cp=2 dp=2 seq=8 batch=2 channels=2",

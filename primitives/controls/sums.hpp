@@ -77,6 +77,16 @@ struct SummedOverDp final : Layer {
   std::vector<Axis> summed_over(const Case&) const override { return {Axis::dp}; }
 };
 
+// What tp cuts is summed over it, like what all ranks of tp hold.
+template <class Layer>
+struct SummedOverTp final : Layer {
+  std::vector<Axis> summed_over(const Case& line) const override {
+    std::vector<Axis> axes = Layer::summed_over(line);
+    axes.insert(axes.begin(), Axis::tp);
+    return axes;
+  }
+};
+
 // Context-parallel ranks hold other tokens of the same sequences, and nobody adds them.
 template <class Layer>
 struct NotSummedOverCp final : Layer {

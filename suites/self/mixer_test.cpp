@@ -402,13 +402,15 @@ TEST(MixerPlans, OfOneExchangePassEveryCheck) {
 struct Told {
   explicit Told(const Case& line)
       : p(line.ranks(Axis::cp)),
+        tp(line.ranks(Axis::tp)),
         heads(line.at("heads") / line.ranks(Axis::tp)),
         groups(line.at("groups") / line.ranks(Axis::tp)),
         width(line.at("width")),
         zigzag(p > 1 && line.text("layout") != "contiguous"),
         by_document(contexts::packed(line) && line.text("layout") == "zigzag"),
         wider_wire(line.text("wire") == "f32" && line.dtype() == DType::bf16),
-        alone(line.ranks(Axis::dp) == 1) {
+        alone(line.ranks(Axis::dp) == 1),
+        logarithms(line.text("decay") == "log") {
     for (const PackedToken& t : contexts::labels_of(line, false)) positions.push_back(t);
     blocks = p * (zigzag ? 2 : 1), batch = contexts::batch_of(line);
     const Mesh mesh = line.mesh();
@@ -419,6 +421,10 @@ struct Told {
   bool several_documents() const {
     return std::any_of(positions.begin(), positions.end(),
                        [](const PackedToken& t) { return t.document > 0; });
+  }
+  bool has_padding() const {
+    return std::any_of(positions.begin(), positions.end(),
+                       [](const PackedToken& t) { return t.document < 0; });
   }
   // A document that begins right behind another: padding hands on no state.
   bool documents_touch() const {
@@ -437,12 +443,13 @@ struct Told {
         return true;
     return false;
   }
-  int64_t p, heads, groups, width, blocks = 1, batch = 1;
-  bool zigzag, by_document, wider_wire, alone, cp_is_not_fastest = false;
+  int64_t p, tp, heads, groups, width, blocks = 1, batch = 1;
+  bool zigzag, by_document, wider_wire, alone, logarithms, cp_is_not_fastest = false;
   std::vector<PackedToken> positions;
 };
 
 const std::map<std::string, std::function<bool(const Told&)>>& can_differ() {
+  const auto always = [](const Told&) { return true; };
   const auto on_ranks = [](const Told& t) { return t.p > 1; };
   const auto parts = [](const Told& t) { return t.p > 1 || !t.alone; };
   const auto zigzag = [](const Told& t) { return t.zigzag; };
@@ -454,7 +461,11 @@ const std::map<std::string, std::function<bool(const Told&)>>& can_differ() {
       {"order_ignored", zigzag},
       {"order_of_the_whole_row",
        [](const Told& t) { return t.by_document && t.p > 1 && t.several_documents(); }},
+      {"cotangent_not_put_in_order", zigzag},
+      {"gradients_not_put_back", zigzag},
       {"blocks_from_the_last_rank", on_ranks},
+      {"blocks_to_the_last_rank", on_ranks},
+      {"b_and_c_for_each_other", always},
       {"heads_dealt_in_turn", [](const Told& t) { return t.p > 1 && t.heads > t.p; }},
       {"slices_of_world_ranks", [](const Told& t) { return t.cp_is_not_fastest; }},
       {"filter_of_neighbour", on_ranks},
@@ -467,6 +478,12 @@ const std::map<std::string, std::function<bool(const Told&)>>& can_differ() {
       {"filter_across_documents",
        [](const Told& t) { return t.batch == 1 && t.several_documents() && t.width > 1; }},
       {"state_across_documents", [](const Told& t) { return t.documents_touch(); }},
+      {"padding_mixed", [](const Told& t) { return t.has_padding(); }},
+      {"states_shared_by_forwards", always},
+      {"decay_as_power_of_two", [](const Told& t) { return t.logarithms; }},
+      {"decay_gradient_as_of_logarithm", [](const Told& t) { return t.logarithms; }},
+      {"parameter_gradients_summed_over_tp", [](const Told& t) { return t.tp > 1; }},
+      {"group_filter_of_one_copy", copied},
       {"filter_within_blocks", [](const Told& t) { return t.cut_document() && t.width > 1; }},
       {"state_within_blocks", [](const Told& t) { return t.cut_document(); }},
       {"parameter_gradients_local", parts},
@@ -493,6 +510,7 @@ TEST(MixerTwins, AreCaughtOnEveryLineWhereTheyDiffer) {
       "cp=2 tp=2 order=cp,tp tokens=8",
       "cp=2 dp=2 seq=8 batch=2",
       "cp=4 tokens=16 groups=2 dtype=bf16 wire=f32 fill=normal",
+      "cp=3 tokens=6 decay=log fill=normal",
       "docs=3,4",
   };
   for (const Control& twin : family().controls()) {
@@ -504,7 +522,8 @@ TEST(MixerTwins, AreCaughtOnEveryLineWhereTheyDiffer) {
       const Told told(line);
       const bool differs = of->second(told);
       std::vector<std::string> checks;
-      for (const char* check : {"forward", "gradient", "adjoint", "ledger", "replica", "leak"}) {
+      for (const char* check :
+           {"forward", "gradient", "adjoint", "ledger", "replica", "leak", "accumulate"}) {
         const std::string all = "," + twin.check + ",", one = check;
         const bool named = all.find("," + one + ",") != std::string::npos;
         if (differs && !named) continue;
