@@ -44,26 +44,20 @@ View turned(View v) {
 struct Filter {
   View w, b;
   Kept all, out;
-  View rows() const {
+
+  Filter() = default;
+  Filter(const View& rows, const View& w, const View& b)
+      : w(w),
+        b(b),
+        all(rows.dtype, with_extent(rows.shape, 0, rows.shape[0] + w.shape.back() - 1)),
+        out(rows.dtype, rows.shape) {}
+  View own_rows(const View& of_all) const {
     const int64_t n = out.view().shape[0];
-    return all.view().narrow(0, all.view().shape[0] - n, n);
+    return of_all.narrow(0, of_all.shape[0] - n, n);
   }
+  int64_t channels() const { return b.elements(); }
+  int64_t width() const { return w.shape.back(); }
 };
-
-struct MixerSaved : Saved {
-  std::array<Filter, 3> filters;  // of x, b, c
-  View d;
-  Kept a, factors, filtered, remembered, states;
-};
-
-// What bodies of a filter are told beside their tensors.
-struct Extents {
-  int64_t channels, width, batch;
-};
-Extents extents(const Filter& f, const MixerShape& m) {
-  const View& out = f.out.view();
-  return {out.elements() / out.shape[0] / m.batch, m.width, m.batch};
-}
 
 void put_in_order(const List& places, const View& from, const View& to) {
   each_run(places, [&](int64_t row, int64_t at, int64_t n) {
@@ -78,13 +72,6 @@ View taken_in_order(Rank& rank, const List& places, const View& from, DType type
   return to;
 }
 
-Chunk chunk(const MixerShape& m, const View& a, const View& reach) {
-  return {tensor(a), tensor(reach), m.batch, m.own_heads(), m.state_dim, m.head_dim};
-}
-// Groups as the own heads read them: the same one for the heads of a group.
-View by_head(const MixerShape& m, const View& groups) {
-  return repeated(groups, last(groups), m.own_heads() / m.own_groups());
-}
 View summed_by_group(Parallel& p, const MixerShape& m, const View& by_head) {
   const int64_t shared = m.own_heads() / m.own_groups();
   if (shared == 1) return by_head;
@@ -96,6 +83,12 @@ View summed_by_group(Parallel& p, const MixerShape& m, const View& by_head) {
   return sum;
 }
 
+View stored(Parallel& p, const View& sum) {
+  const View to = p.workspace(p.storage, sum.shape);
+  convert(sum, to);
+  return to;
+}
+
 List along_all_rows(const ContextLine& c) {
   List list;
   for (const Label& label :
@@ -103,6 +96,74 @@ List along_all_rows(const ContextLine& c) {
     list.insert(list.end(), size_t(c.batch), label.sequence < 0 ? -1 : label.position);
   return list;
 }
+
+// x', b' or c'.
+void run(const Filter& f, const View& reach, int64_t batch, bool wide) {
+  perform(ConvForward{tensor(f.all.view()), tensor(f.w), tensor(f.b), tensor(reach),
+                      tensor(f.out.view()), f.channels(), f.width(), batch, wide},
+          "a filter");
+}
+
+}  // namespace
+
+struct MixerSaved : Saved {
+  std::array<Filter, 3> filters;  // of x, b, c
+  View d;
+  Kept a, factors, filtered, remembered, states;
+
+  View x() const { return filters[0].out.view(); }
+  const View& decays() const { return factors.view().data ? factors.view() : a.view(); }
+};
+
+namespace {
+
+// What a rank's heads do over all rows.
+struct Heads {
+  const MixerShape& m;
+  const MixerSaved& saved;
+  bool wide;
+
+  Chunk chunk() const {
+    return {tensor(saved.decays()), tensor(reach()), m.batch,
+            m.own_heads(),          m.state_dim,     m.head_dim};
+  }
+  const View& reach() const { return saved.remembered.view(); }
+  // b' or c' as heads read them: the same one for the heads of a group.
+  Tensor of_group(size_t filter) const {
+    const View groups = saved.filters[filter].out.view();
+    return tensor(repeated(groups, last(groups), m.own_heads() / m.own_groups()));
+  }
+  Tensor written() const { return of_group(1); }
+  Tensor read() const { return of_group(2); }
+
+  void keep_states() const {
+    perform(States{chunk(), written(), tensor(saved.x()), Tensor{}, tensor(saved.states.view()),
+                   Tensor{}, wide},
+            "states");
+  }
+  void adjoints(const View& g, const View& to) const {
+    perform(Adjoints{chunk(), read(), tensor(g), Tensor{}, tensor(to), Tensor{}, wide},
+            "cotangents of states");
+  }
+  void product(const View& states, const Tensor& v, bool turned, const View& to) const {
+    perform(StateProduct{tensor(states), v, tensor(reach()), tensor(to), m.own_heads(), m.state_dim,
+                         m.head_dim, turned, wide},
+            "what is read from states");
+  }
+  void decay_gradient(const View& adjoints, const View& to) const {
+    perform(DecayGradient{chunk(), tensor(saved.states.view()), tensor(adjoints), Tensor{},
+                          tensor(to), wide},
+            "the gradient of decays");
+  }
+  // A filter of one tap is a product with its own token.
+  Tensor skip() const { return tensor(repeated(saved.d, 1, m.head_dim)); }
+  void add_skipped(const View& x, const View& room, const View& sum) const {
+    perform(ConvForward{tensor(x), skip(), Tensor{}, tensor(reach()), tensor(room),
+                        m.own_heads() * m.head_dim, 1, m.batch, wide},
+            "what skips the states");
+    add_into(room, sum);
+  }
+};
 
 }  // namespace
 
@@ -207,55 +268,52 @@ void MixerAlltoall::sum_gradients(Parallel& p, const Parts& parts, const std::ve
   coalesced_all_reduce(p, parts, axes);
 }
 
+// The operands by head, in the order of the row, and the own slices of parameters.
+void MixerAlltoall::take(Rank& rank, const MixerShape& m, std::span<const View> inputs,
+                         MixerSaved& saved) {
+  const ContextLine c(rank.line());
+  const auto by_heads = exchanged(rank, {inputs[0], copied(rank, m, inputs[1]),
+                                         copied(rank, m, inputs[2]), with_feature(inputs[3])});
+  const List places = order(c, Way::inputs);
+  for (size_t i = 0; i < 3; ++i) {
+    const View& rows = by_heads[i];
+    const int64_t n = rows.shape[size_t(things_dim(rows))];
+    saved.filters[i] = Filter(rows, own(inputs[4 + i], m, i, n), own(inputs[7 + i], m, i, n));
+    put_in_order(places, rows, saved.filters[i].own_rows(saved.filters[i].all.view()));
+  }
+  saved.a = Kept(inputs[3].dtype, by_heads[3].shape);
+  put_in_order(places, by_heads[3], saved.a.view());
+  factors(rank, saved.a.view(), saved.factors);
+  saved.d = inputs[10].narrow(0, first(Slice::skip, m), m.own_heads());
+  saved.filtered = uploaded(filtered(c)), saved.remembered = uploaded(remembered(c));
+}
+
+View MixerAlltoall::own(const View& parameter, const MixerShape& m, size_t operand,
+                        int64_t n) const {
+  return parameter.narrow(0, first(operand ? Slice::filter_of_groups : Slice::filter_of_heads, m),
+                          n);
+}
+
 // inputs x, b, c, a, wx, wb, wc, bx, bb, bc, d; output y.
 std::unique_ptr<Saved> MixerAlltoall::forward(Rank& rank, std::span<const View> inputs,
                                               std::span<const View> outputs) {
   const Case& line = rank.line();
   if (auto refused = refused_mixer(line)) throw *refused;
-  const ContextLine c(line);
   const MixerShape m(line, rank.along(Axis::cp));
   const bool wide = !in_single(line);
   auto saved = std::make_unique<MixerSaved>();
-  const auto by_heads = exchanged(rank, {inputs[0], copied(rank, m, inputs[1]),
-                                         copied(rank, m, inputs[2]), with_feature(inputs[3])});
-  const List places = order(c, Way::inputs);
-  saved->filtered = uploaded(filtered(c)), saved->remembered = uploaded(remembered(c));
-  for (size_t i = 0; i < 3; ++i) {
-    Filter& f = saved->filters[i];
-    const View& rows = by_heads[i];
-    const int64_t from = first(i ? Slice::filter_of_groups : Slice::filter_of_heads, m),
-                  n = rows.shape[size_t(things_dim(rows))];
-    f.w = inputs[4 + i].narrow(0, from, n), f.b = inputs[7 + i].narrow(0, from, n);
-    f.out = Kept(rows.dtype, rows.shape);
-    f.all = Kept(rows.dtype, with_extent(rows.shape, 0, rows.shape[0] + m.width - 1));
-    put_in_order(places, rows, f.rows());
-    const Extents e = extents(f, m);
-    perform(
-        ConvForward{tensor(f.all.view()), tensor(f.w), tensor(f.b), tensor(saved->filtered.view()),
-                    tensor(f.out.view()), e.channels, e.width, e.batch, wide},
-        "a filter");
-  }
-  saved->a = Kept(inputs[3].dtype, by_heads[3].shape);
-  put_in_order(places, by_heads[3], saved->a.view());
-  saved->d = inputs[10].narrow(0, first(Slice::skip, m), m.own_heads());
-  const View x = saved->filters[0].out.view(), reach = saved->remembered.view(),
-             a = factors(rank, saved->a.view(), saved->factors),
-             y = rank.workspace(accumulation_of(line), x.shape),
-             skipped = rank.workspace(y.dtype, x.shape);
-  saved->states = Kept(y.dtype, {reach.elements(), m.own_heads(), m.state_dim, m.head_dim});
-  const Tensor states = tensor(saved->states.view());
-  perform(States{chunk(m, a, reach), tensor(by_head(m, saved->filters[1].out.view())), tensor(x),
-                 Tensor{}, states, Tensor{}, wide},
-          "states");
-  perform(StateProduct{states, tensor(by_head(m, saved->filters[2].out.view())), tensor(reach),
-                       tensor(y), m.own_heads(), m.state_dim, m.head_dim, true, wide},
-          "what is read from states");
-  perform(ConvForward{tensor(x), tensor(repeated(saved->d, 1, m.head_dim)), Tensor{}, tensor(reach),
-                      tensor(skipped), m.own_heads() * m.head_dim, 1, m.batch, wide},
-          "what skips the states");
-  add_into(skipped, y);
-  convert(returned(rank, {taken_in_order(rank, order(c, Way::result), y, outputs[0].dtype)})[0],
-          outputs[0]);
+  take(rank, m, inputs, *saved);
+  for (const Filter& f : saved->filters) run(f, saved->filtered.view(), m.batch, wide);
+
+  const DType type = accumulation_of(line);
+  const Heads heads{m, *saved, wide};
+  const View x = saved->x(), y = rank.workspace(type, x.shape);
+  saved->states = Kept(type, {heads.reach().elements(), m.own_heads(), m.state_dim, m.head_dim});
+  heads.keep_states();
+  heads.product(saved->states.view(), heads.read(), true, y);
+  heads.add_skipped(x, rank.workspace(type, x.shape), y);
+  const List places = order(ContextLine(line), Way::result);
+  convert(returned(rank, {taken_in_order(rank, places, y, outputs[0].dtype)})[0], outputs[0]);
   return saved;
 }
 
@@ -265,90 +323,95 @@ void MixerAlltoall::backward(Rank& rank, Saved& state, std::span<const View> cot
   into_running_sums(
       p, gradients.subspan(3),  // of a, then of parameters
       [&](std::span<const View> own) {
-        gradients_of(p, state, cotangents[0], gradients.first(3), own);
+        gradients_of(p, static_cast<MixerSaved&>(state), cotangents[0], gradients.first(3), own);
       },
       add_into);
 }
 
-void MixerAlltoall::gradients_of(Parallel& p, Saved& state, const View& g_by_tokens,
+void MixerAlltoall::gradients_of(Parallel& p, MixerSaved& saved, const View& g_by_tokens,
                                  std::span<const View> inputs, std::span<const View> rest) {
-  auto& saved = static_cast<MixerSaved&>(state);
   const Case& line = p.rank.line();
-  const ContextLine c(line);
   const MixerShape m(line, p.rank.along(Axis::cp));
-  const bool wide = p.accumulate == DType::f64;
-  const View x = saved.filters[0].out.view(), reach = saved.remembered.view(),
-             a = saved.factors.view().data ? saved.factors.view() : saved.a.view(),
-             g = p.workspace(g_by_tokens.dtype, x.shape);
-  put_in_order(order(c, Way::cotangent), exchanged(p.rank, {g_by_tokens})[0], g);
-
-  const View written = by_head(m, saved.filters[1].out.view()),
-             read = by_head(m, saved.filters[2].out.view());
-  const View adjoints = p.workspace(p.accumulate, saved.states.view().shape);
-  const Tensor S = tensor(saved.states.view()), G = tensor(adjoints);
-  perform(Adjoints{chunk(m, a, reach), tensor(read), tensor(g), Tensor{}, G, Tensor{}, wide},
-          "cotangents of states");
-  const auto product = [&](const Tensor& states, const View& v, bool turned, const View& to) {
-    perform(StateProduct{states, tensor(v), tensor(reach), tensor(to), m.own_heads(), m.state_dim,
-                         m.head_dim, turned, wide},
-            "a gradient of a recurrence");
-    return to;
-  };
-  const auto by_heads = [&](int64_t features) {
-    return p.workspace(p.accumulate, with_extent(x.shape, last(x), features));
-  };
-  const View of_x = product(G, written, true, by_heads(m.head_dim)), skipped = by_heads(m.head_dim);
-  perform(ConvInput{tensor(g), tensor(repeated(saved.d, 1, m.head_dim)), tensor(reach),
-                    tensor(skipped), m.own_heads() * m.head_dim, 1, m.batch, wide},
-          "the gradient of what skips the states");
-  add_into(skipped, of_x);
-  const std::array<View, 3> of_filters{
-      of_x, summed_by_group(p, m, product(G, x, false, by_heads(m.state_dim))),
-      summed_by_group(p, m, product(S, g, false, by_heads(m.state_dim)))};
+  const View g = p.workspace(g_by_tokens.dtype, saved.x().shape),
+             of_a = p.workspace(p.storage, saved.a.view().shape);
+  put_in_order(order(ContextLine(line), Way::cotangent), exchanged(p.rank, {g_by_tokens})[0], g);
+  const auto of_filtered = back_through_states(p, m, saved, g, of_a);
 
   Parts parts;
-  for (size_t i = 1; i < rest.size(); ++i) {
-    parts.push_back({partial_like(p, rest[i]), rest[i]});
+  for (const View& result : rest.subspan(1)) {
+    parts.push_back({partial_like(p, result), result});
     set_zero(parts.back().partial);
   }
-  const List back = order(c, Way::gradients);
   std::vector<View> leaving;
-  for (size_t i = 0; i < 3; ++i) {
-    const Filter& f = saved.filters[i];
-    const int64_t from = first(i ? Slice::filter_of_groups : Slice::filter_of_heads, m);
-    const View stored = p.workspace(p.storage, of_filters[i].shape),
-               all = p.workspace(p.accumulate, f.all.view().shape), filter = saved.filtered.view();
-    convert(of_filters[i], stored);
-    const Extents e = extents(f, m);
-    perform(ConvInput{tensor(stored), tensor(f.w), tensor(filter), tensor(all), e.channels, e.width,
-                      e.batch, wide},
-            "the gradient of what is filtered");
-    perform(ConvParameter{tensor(f.all.view()), tensor(stored), tensor(filter),
-                          tensor(parts[i].partial.narrow(0, from, f.w.shape[0])), e.channels,
-                          e.width, e.batch, wide},
-            "the gradient of a filter");
-    perform(ConvParameter{Tensor{}, tensor(stored), tensor(filter),
-                          tensor(parts[3 + i].partial.narrow(0, from, f.b.shape[0])), e.channels, 1,
-                          e.batch, wide},
-            "the gradient of a bias");
-    leaving.push_back(taken_in_order(p.rank, back, all.narrow(0, m.width - 1, x.shape[0]),
-                                     i && m.copies() > 1 ? type_of_copies(line) : p.storage));
-  }
-  skip_gradient(p.rank, x, g, reach,
+  for (size_t i = 0; i < 3; ++i)
+    leaving.push_back(back_through_filter(p, m, saved, i, of_filtered[i], parts));
+  leaving.push_back(of_a);
+  skip_gradient(p.rank, saved.x(), g, saved.remembered.view(),
                 parts[6].partial.narrow(0, first(Slice::skip, m), m.own_heads()));
+  give_back(p, m, std::move(leaving), inputs, rest[0]);
+  sum_gradients(p, parts, summed_over(line));
+}
 
-  const View of_a = p.workspace(p.storage, saved.a.view().shape),
+// Gradients of x', b' and c', as they are stored; that of a is put where it is told.
+std::array<View, 3> MixerAlltoall::back_through_states(Parallel& p, const MixerShape& m,
+                                                       const MixerSaved& saved, const View& g,
+                                                       const View& of_a) {
+  const Heads heads{m, saved, p.accumulate == DType::f64};
+  const View states = saved.states.view(), adjoints = p.workspace(p.accumulate, states.shape),
+             x = saved.x();
+  heads.adjoints(g, adjoints);
+  const auto product = [&](const View& by, const Tensor& v, bool turned, int64_t features) {
+    const View to = p.workspace(p.accumulate, with_extent(x.shape, last(x), features));
+    heads.product(by, v, turned, to);
+    return to;
+  };
+  const View of_x = product(adjoints, heads.written(), true, m.head_dim);
+  heads.add_skipped(g, p.workspace(p.accumulate, x.shape), of_x);
+  const View of_b = product(adjoints, tensor(x), false, m.state_dim),
+             of_c = product(states, tensor(g), false, m.state_dim),
              of_decays = decay_gradient(p.rank, of_a);
-  perform(DecayGradient{chunk(m, a, reach), S, G, Tensor{}, tensor(of_decays), wide},
-          "the gradient of decays");
-  hand_out(p.rank, of_decays, a, of_a);
-  leaving.push_back(taken_in_order(p.rank, back, of_a, p.storage));
+  heads.decay_gradient(adjoints, of_decays);
+  hand_out(p.rank, of_decays, saved.decays(), of_a);
+  return {stored(p, of_x), stored(p, summed_by_group(p, m, of_b)),
+          stored(p, summed_by_group(p, m, of_c))};
+}
 
-  const auto home = returned(p.rank, leaving);
+// The gradient of what a filter was fed with, in the order of the row; those of the filter and its
+// bias go to their parts.
+View MixerAlltoall::back_through_filter(Parallel& p, const MixerShape& m, const MixerSaved& saved,
+                                        size_t operand, const View& g, const Parts& parts) {
+  const Filter& f = saved.filters[operand];
+  const bool wide = p.accumulate == DType::f64;
+  const View reach = saved.filtered.view(), all = p.workspace(p.accumulate, f.all.view().shape);
+  const auto part = [&](size_t number) {
+    return tensor(own(parts[number].partial, m, operand, f.w.shape[0]));
+  };
+  perform(ConvInput{tensor(g), tensor(f.w), tensor(reach), tensor(all), f.channels(), f.width(),
+                    m.batch, wide},
+          "the gradient of what is filtered");
+  perform(ConvParameter{tensor(f.all.view()), tensor(g), tensor(reach), part(operand), f.channels(),
+                        f.width(), m.batch, wide},
+          "the gradient of a filter");
+  perform(ConvParameter{Tensor{}, tensor(g), tensor(reach), part(3 + operand), f.channels(), 1,
+                        m.batch, wide},
+          "the gradient of a bias");
+  return f.own_rows(all);
+}
+
+// Gradients by head, in the order of the row, to the tokens.
+void MixerAlltoall::give_back(Parallel& p, const MixerShape& m, std::vector<View> by_heads,
+                              std::span<const View> inputs, const View& of_a) {
+  const Case& line = p.rank.line();
+  const List places = order(ContextLine(line), Way::gradients);
+  for (size_t i = 0; i < by_heads.size(); ++i) {
+    const bool part = m.copies() > 1 && (i == 1 || i == 2);
+    by_heads[i] =
+        taken_in_order(p.rank, places, by_heads[i], part ? type_of_copies(line) : p.storage);
+  }
+  const auto home = returned(p.rank, by_heads);
   convert(home[0], inputs[0]);
   for (size_t i = 1; i < 3; ++i) sum_copies(p.rank, m, home[i], inputs[i]);
-  convert(home[3], with_feature(rest[0]));
-  sum_gradients(p, parts, summed_over(line));
+  convert(home[3], with_feature(of_a));
 }
 
 }  // namespace shardproof::primitives

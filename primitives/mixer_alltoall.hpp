@@ -19,6 +19,7 @@
 // x', b', c' and their gradients are stored in the type of activations, states and sums are made in
 // that of accumulation. The steps are virtual so that a variant replaces one of them.
 #pragma once
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct MixerShape {
   int64_t own_heads() const { return heads / ranks; }
   int64_t own_groups() const { return groups * copies() / ranks; }
 };
+
+struct MixerSaved;
 
 class MixerAlltoall : public WithDecays {
  public:
@@ -80,8 +83,17 @@ class MixerAlltoall : public WithDecays {
   virtual void sum_gradients(Parallel&, const Parts&, const std::vector<Axis>&);
 
  private:
-  void gradients_of(Parallel&, Saved&, const View& g, std::span<const View> inputs,
+  void take(Rank&, const MixerShape&, std::span<const View> inputs, MixerSaved&);
+  // Of a parameter of x, b or c (operands 0, 1, 2) the slice of the own n heads or groups.
+  View own(const View& parameter, const MixerShape&, size_t operand, int64_t n) const;
+  void gradients_of(Parallel&, MixerSaved&, const View& g, std::span<const View> inputs,
                     std::span<const View> rest);
+  std::array<View, 3> back_through_states(Parallel&, const MixerShape&, const MixerSaved&,
+                                          const View& g, const View& of_a);
+  View back_through_filter(Parallel&, const MixerShape&, const MixerSaved&, size_t operand,
+                           const View& g, const Parts&);
+  void give_back(Parallel&, const MixerShape&, std::vector<View> by_heads,
+                 std::span<const View> inputs, const View& of_a);
 };
 
 }  // namespace shardproof::primitives
