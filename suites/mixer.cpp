@@ -276,8 +276,8 @@ Contract mixer_alltoall() {
   contract.name = "mixer_alltoall";
   contract.family = "recurrent";
   contract.summary =
-      "Mamba-2's mixer as Megatron runs it over cp: tokens changed for heads, filters and "
-      "recurrence of whole sequences, and back";
+      "Mamba-2's mixer without activation, over cp as Megatron runs it: tokens changed for heads, "
+      "filters and recurrence of whole sequences, and back";
   contract.linear = true;
   contract.keys = keys();
   contract.precondition = primitives::refused_mixer;

@@ -210,6 +210,9 @@ TEST(MixerRefusals, SayWhatToDo) {
   holds("cp=4 heads=12 groups=3",
         "groups divisible by cp, or cp by them, met 3 groups on a tp rank, cp=4");
   holds("cp=4 heads=24 groups=6", "6 groups on a tp rank, cp=4");
+  // One call takes as many elements as MPI counts.
+  holds("tokens=2 heads=16777216 head_dim=128 width=1", "a whole operand, 4294967296 elements");
+  holds("tokens=1 heads=4194304 head_dim=1 width=1024", "all parameters, ");
   for (const char* legal : {"cp=4 heads=12 groups=2", "cp=4 heads=24 groups=4",
                             "cp=4 heads=24 groups=8", "cp=2 tp=3 heads=6 groups=3",
                             "cp=2 layout=zigzag docs=7,9", "cp=2 layout=zigzag_row docs=7,9"})
