@@ -1,10 +1,13 @@
-// junit.xml, for the page of a CI: a suite a contract, a test case for each check on each case and
-// for each control. What a verdict of the whole run needs beyond them (the judge's own suite,
-// lanes, an empty run) is one more test case, so that no red run has a green page. Controls that
-// are equivalent on a case were not put to the test there and do not appear; those whose healthy
-// twin failed, or for which the machine is too small, are skipped with that reason.
+// junit.xml, for the page of a CI, some of which refuse large files: a suite a contract; a test
+// case for each line of which every check passed, or was skipped for one reason, and for each check
+// of any other; one for each control. What a verdict of the whole run needs beyond them (the
+// judge's own suite, lanes, an empty run) is one more test case, so that no red run has a green
+// page. Controls that are equivalent on a case were not put to the test there and do not appear;
+// those whose healthy twin failed, or for which the machine is too small, are skipped with that
+// reason. Names hold the line as it is printed, which `run` takes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 #include "oracle/joined.hpp"
@@ -35,56 +38,65 @@ std::string xml_of(const TestCase& t) {
                            xml_text(t.type), xml_text(t.message), xml_text(t.text));
 }
 
-TestCase test_of(const CaseResult& c, const CheckResult& check, const std::string& program) {
-  TestCase t{c.contract,
-             (c.canonical.empty() ? c.line : c.canonical) + " " + check.check,
-             c.seconds / double(c.checks.size()),
-             TestCase::passed,
-             "",
-             "",
-             ""};
-  if (check.verdict == Verdict::skipped) {
-    t.what = TestCase::skipped;
-    t.message = check.note;
-  } else if (check.verdict != Verdict::passed) {
-    t.what = TestCase::failure;
-    t.type = name(check.verdict);
-    t.text = block_about(c, check, program);
-    t.message = first_line(t.text);
-  }
+TestCase passed(const std::string& contract, std::string name, double seconds) {
+  return {contract, std::move(name), seconds, TestCase::passed, "", "", ""};
+}
+
+TestCase skipped(TestCase t, const std::string& why) {
+  t.what = TestCase::skipped;
+  t.message = why;
   return t;
+}
+
+TestCase failed(TestCase t, const std::string& type, const std::string& text) {
+  t.what = TestCase::failure;
+  t.type = type;
+  t.message = first_line(text);
+  t.text = text;
+  return t;
+}
+
+TestCase test_of(const CaseResult& c, const CheckResult& check, const std::string& program) {
+  TestCase t = passed(c.contract, c.line + " " + check.check, c.seconds / double(c.checks.size()));
+  if (check.verdict == Verdict::passed) return t;
+  if (check.verdict == Verdict::skipped) return skipped(std::move(t), check.note);
+  return failed(std::move(t), name(check.verdict), block_about(c, check, program));
+}
+
+// A line that says as much as its checks.
+TestCase test_of(const CaseResult& c, const std::string& program) {
+  TestCase t = passed(c.contract, c.line, c.seconds);
+  if (c.checks.empty()) return failed(std::move(t), name(Verdict::untested), block(c, program));
+  if (c.checks[0].verdict == Verdict::passed) return t;
+  return skipped(std::move(t), c.checks[0].note);
+}
+
+bool says_as_much_as_its_checks(const CaseResult& c) {
+  const auto like_the_first = [&](const CheckResult& check) {
+    const CheckResult& first = c.checks[0];
+    return check.verdict == first.verdict &&
+           (check.verdict == Verdict::passed ||
+            (check.verdict == Verdict::skipped && check.note == first.note));
+  };
+  return std::all_of(c.checks.begin(), c.checks.end(), like_the_first);
 }
 
 TestCase test_of(const ControlResult& c, const std::string& program) {
-  TestCase t{c.contract,
-             fmt::format("{} control {}", c.canonical.empty() ? c.witness : c.canonical, c.name),
-             c.seconds,
-             TestCase::passed,
-             "",
-             "",
-             ""};
+  TestCase t = passed(c.contract, fmt::format("{} control {}", c.witness, c.name), c.seconds);
   if (c.outcome == ControlResult::caught && !weak(c)) return t;
-  if (c.outcome == ControlResult::unjudged || c.outcome == ControlResult::unproven) {
-    t.what = TestCase::skipped;
-    t.message = c.reason;
-    return t;
-  }
-  t.what = TestCase::failure;
-  t.type = weak(c) ? "weak" : name(c.outcome);
-  t.text = block(c, program);
-  t.message = first_line(t.text);
-  return t;
+  if (c.outcome == ControlResult::unjudged || c.outcome == ControlResult::unproven)
+    return skipped(std::move(t), c.reason);
+  return failed(std::move(t), weak(c) ? "weak" : name(c.outcome), block(c, program));
 }
 
 TestCase judgement_of(const Report& report) {
-  TestCase t{"shardproof", "judgement", report.self.seconds, TestCase::passed, "", "", ""};
+  TestCase t = passed("shardproof", "judgement", report.self.seconds);
   std::vector<std::string> why = no_judgement(report);
-  t.type = "no judgement";
-  if (why.empty() && !report.complete) t.type = "incomplete", why = {unfinished(report)};
+  const char* type = "no judgement";
+  if (why.empty() && !report.complete) type = "incomplete", why = {unfinished(report)};
   if (why.empty()) return t;
-  t.what = TestCase::failure;
+  t = failed(std::move(t), type, closing(report));
   t.message = joined(why, "; ");
-  t.text = closing(report);
   return t;
 }
 
@@ -100,7 +112,10 @@ Suites suites_of(const Report& report) {
   };
   add(judgement_of(report));
   for (const CaseResult& c : report.cases)
-    for (const CheckResult& check : c.checks) add(test_of(c, check, report.program));
+    if (says_as_much_as_its_checks(c))
+      add(test_of(c, report.program));
+    else
+      for (const CheckResult& check : c.checks) add(test_of(c, check, report.program));
   for (const ControlResult& c : report.controls)
     if (c.outcome != ControlResult::equivalent) add(test_of(c, report.program));
   return suites;

@@ -1305,25 +1305,33 @@ TEST(JunitXml, EscapesEveryCharacterThatXmlForbids) {
   EXPECT_EQ(telling::xml_text("\xef\xbf\xbf"), unknown + unknown + unknown);  // U+FFFF
 }
 
-TEST(JunitXml, HasATestCaseForEachCheckAndControl) {
+// A page of a CI is no place for 66 thousand checks that passed: a line of these is one test case.
+TEST(JunitXml, HasATestCaseForEachLineThatPassedAndForEachCheckOfAnyOther) {
   Report r = report_of({healthy(), bias_summed_twice(), with(Verdict::skipped)},
                        {caught(), with(ControlResult::equivalent)});
   r.cases[2].checks[0].note = "no \"device\" <here>";
   const std::string xml = junit_xml(r);
+  // The judgement; the first line; four checks of the second, two of the third; a control.
   EXPECT_TRUE(contains(xml,
-                       "<testsuites name=\"shardproof\" tests=\"10\" failures=\"1\" errors=\"0\" "
-                       "skipped=\"1\""))
+                       "<testsuites name=\"shardproof\" tests=\"9\" failures=\"1\" errors=\"0\" "
+                       "skipped=\"1\" time=\"1.500\">"))
+      << xml;
+  EXPECT_EQ(occurrences(xml, "<testcase "), 9u);
+  EXPECT_TRUE(
+      contains(xml, "<testcase classname=\"linear_row\" name=\"linear_row tp=4\" time=\"0.500\"/>"))
+      << xml;
+  EXPECT_TRUE(contains(xml, "name=\"linear_row tp=4 sp=on ledger\" time=\"0.125\"/>")) << xml;
+  EXPECT_TRUE(contains(xml,
+                       "name=\"linear_row tp=4 sp=on gradient\" time=\"0.125\"><failure "
+                       "type=\"failed\" message=\"FAILED     linear_row tp=4 sp=on    "
+                       "gradient of b\">FAILED     linear_row tp=4 sp=on    gradient of b&#10;at "))
       << xml;
   EXPECT_TRUE(contains(xml,
-                       "<testcase classname=\"linear_row\" name=\"linear_row tp=4 dtype=f64 "
-                       "fill=normal seed=1 forward\""));
-  EXPECT_TRUE(
-      contains(xml,
-               "<failure type=\"failed\" message=\"FAILED     linear_row tp=4 sp=on    "
-               "gradient of b\">FAILED     linear_row tp=4 sp=on    gradient of b&#10;at "));
-  EXPECT_TRUE(contains(xml, "<skipped message=\"no &quot;device&quot; &lt;here&gt;\"/>"));
+                       "name=\"linear_row tp=4 forward\" time=\"0.250\"><skipped message=\"no "
+                       "&quot;device&quot; &lt;here&gt;\"/>"))
+      << xml;
+  EXPECT_TRUE(contains(xml, "name=\"linear_row tp=4 ledger\" time=\"0.250\"/>")) << xml;
   EXPECT_TRUE(contains(xml, "control bias_before_reduce\""));
-  EXPECT_TRUE(contains(xml, "seed=1 forward\" time=\"0.250\""));  // of 0.5 s for two checks
   ControlResult unproven = with(ControlResult::unproven);
   unproven.reason = "too few cores";
   const std::string controls = junit_xml(report_of({healthy()}, {caught("faint", 2), unproven}));
@@ -1332,16 +1340,37 @@ TEST(JunitXml, HasATestCaseForEachCheckAndControl) {
   EXPECT_TRUE(contains(controls, "<skipped message=\"too few cores\"/>")) << controls;
 }
 
+// A lane that cannot run here has one reason for all checks of its lines.
+TEST(JunitXml, ALineThatIsSkippedForOneReasonIsOneTestCase) {
+  CaseResult c = with(Verdict::skipped);
+  c.checks[1].verdict = Verdict::skipped;
+  c.checks[0].note = c.checks[1].note = "no mpiexec";
+  std::string xml = junit_xml(report_of({c}, {}));
+  EXPECT_TRUE(
+      contains(xml, "name=\"linear_row tp=4\" time=\"0.500\"><skipped message=\"no mpiexec\""))
+      << xml;
+  EXPECT_TRUE(contains(xml, "tests=\"2\"")) << xml;
+  c.checks[1].note = "too slow";
+  xml = junit_xml(report_of({c}, {}));
+  EXPECT_TRUE(contains(xml, "tp=4 forward\" time=\"0.250\"><skipped message=\"no mpiexec\""))
+      << xml;
+  EXPECT_TRUE(contains(xml, "tp=4 ledger\" time=\"0.250\"><skipped message=\"too slow\"")) << xml;
+}
+
 // A page of a CI that reads nothing but JUnit must be red whenever the exit code is not 0.
 TEST(JunitXml, IsRedWheneverTheExitCodeIsNotZero) {
   Report lane = report_of({healthy()});
   lane.required = {"mpi.np8"};
   Report self = report_of({healthy()});
   self.self = {2, 1, {}, 0};
-  for (const Report& r :
-       {report_of({healthy()}), report_of({}, {}), lane, self, report_of({with(Verdict::hung)}),
-        report_of({with(Verdict::vacuous)}), report_of({healthy()}, {caught("c", 2)}),
-        report_of({healthy()}, {with(ControlResult::escaped)})})
+  CaseResult empty = healthy();
+  empty.checks.clear();
+  EXPECT_TRUE(
+      contains(junit_xml(report_of({empty})), "tp=4\" time=\"0.500\"><failure type=\"untested\""));
+  for (const Report& r : {report_of({healthy()}), report_of({empty}), report_of({}, {}), lane, self,
+                          report_of({with(Verdict::hung)}), report_of({with(Verdict::vacuous)}),
+                          report_of({healthy()}, {caught("c", 2)}),
+                          report_of({healthy()}, {with(ControlResult::escaped)})})
     EXPECT_EQ(contains(junit_xml(r), "<failure"), exit_code(r) != 0) << closing(r);
 }
 
