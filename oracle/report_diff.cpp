@@ -18,6 +18,7 @@ namespace {
 
 using telling::lets_pass;
 
+constexpr const char* not_there = "not there";
 constexpr double much = 3;  // a ratio that grew by less is noise
 
 using Key = std::pair<std::string, std::string>;  // line, check or control
@@ -89,14 +90,15 @@ class Comparison {
     return now == "passed" || now == "caught" || now == "equivalent" ? diff_.gained : diff_.changed;
   }
 
-  // Of equal selections only: a run of other lines is another run.
+  // A run of other lines is another run, of which the lines that do not pass are told; but one that
+  // is no judgement keeps nothing.
   void whole() {
     if (before_.verdict == after_.verdict) return;
     std::string now = after_.verdict;
     if (!after_.reasons.empty()) now += " (" + joined(after_.reasons, "; ") + ")";
     Change c{"run", "as a whole", before_.verdict, now, "", 0};
     const bool same = !diff_.only_old.any() && !diff_.only_new.any();
-    if (before_.verdict == "passed" && same)
+    if ((before_.verdict == "passed" && same) || after_.verdict == "no judgement")
       diff_.lost.push_back(c);
     else
       better_or_other(after_.verdict).push_back(c);
@@ -124,6 +126,10 @@ class Comparison {
       }
     alone(old, now, diff_.only_old);
     alone(now, old, diff_.only_new);
+    for (const auto& [key, b] : now)
+      if (!old.contains(key) && !lets_pass(b->verdict))
+        diff_.lost.push_back(
+            {"verdict", b->shown + "   " + b->check, not_there, b->verdict, replay(b->replay), 0});
   }
 
   // Which of both, and how many lines they are.
@@ -176,7 +182,15 @@ class Comparison {
       diff_.controls++;
       compare(*a, *found->second);
     }
-    for (const auto& [key, b] : now) diff_.only_new.controls += !old.contains(key);
+    for (const auto& [key, b] : now) {
+      if (old.contains(key)) continue;
+      diff_.only_new.controls++;
+      // One that is unjudged says nothing: what fails by itself beside it is told.
+      if (b->outcome == "escaped" || b->outcome == "wrong_check" || b->weak())
+        diff_.lost.push_back({"control", b->control + " on " + b->shown, not_there,
+                              b->weak() ? "margin " + margin_text(*b) : b->outcome,
+                              replay(b->replay), 0});
+    }
   }
 
   void compare(const EarlierControl& a, const EarlierControl& b) {

@@ -1,13 +1,14 @@
 // What changed between the reports of two runs: `shardproof diff OLD NEW`.
 //
 // Compared is what both hold: checks by canonical line and name, controls by line and name, lanes
-// by name. What is in one of them only is said, and nothing is lost by it as long as the two have
-// checks in common.
+// by name. What is in one of them only is said; of what is in NEW alone that is lost which does not
+// pass, since OLD does not know it to fail.
 //
 //   lost      a check that let a gate pass and does not now, one that passed and is skipped now; a
 //             control that was caught and is not; a margin that fell below 10; a lane that was
-//             proven; a run of the same selection that passed as a whole; all, where NEW did not
-//             run to its end or holds none of the checks of OLD
+//             proven; a check or control of NEW alone that does not let a gate pass; a run of the
+//             same selection that passed as a whole, or one that is no judgement now; all, where
+//             NEW did not run to its end or holds none of the checks of OLD
 //   noted     ratios and margins that are worse by 3x, calls or bytes that changed, what was gained
 #pragma once
 #include <cstdint>

@@ -126,9 +126,52 @@ TEST_F(Diff, TheRunAsAWhole) {
   failed.verdict = "no judgement";
   EXPECT_EQ(told(diff({}, failed).lost), (Texts{"run | as a whole | passed -> no judgement"}));
   EXPECT_EQ(told(diff(failed, {}).gained), (Texts{"run | as a whole | no judgement -> passed"}));
-  failed.checks.push_back(check("c tp=4", "forward", "failed"));
+  // Of other lines: each that does not pass is told, and no judgement keeps nothing.
+  failed.checks.push_back(check("c tp=4", "forward", "passed"));
+  EXPECT_EQ(told(diff({}, failed).lost), (Texts{"run | as a whole | passed -> no judgement"}));
+  failed.verdict = "failed";
   EXPECT_TRUE(diff({}, failed).lost.empty());
-  EXPECT_EQ(told(diff({}, failed).changed), (Texts{"run | as a whole | passed -> no judgement"}));
+  EXPECT_EQ(told(diff({}, failed).changed), (Texts{"run | as a whole | passed -> failed"}));
+  Given unfit = failed;
+  unfit.verdict = "no judgement";
+  EXPECT_EQ(told(diff(failed, unfit).lost), (Texts{"run | as a whole | failed -> no judgement"}));
+  EXPECT_TRUE(diff(unfit, unfit).lost.empty());
+}
+
+// A CI that tolerates what failed before would turn green on it.
+TEST_F(Diff, WhatFailsInNewAloneIsLost) {
+  for (const char* verdict : {"failed", "hung", "crashed", "vacuous", "untested"}) {
+    Given a, b;
+    a.checks.push_back(check("c tp=4", "forward", "failed"));
+    b.checks = a.checks;
+    EXPECT_TRUE(diff(a, b).lost.empty());
+    b.checks.push_back(check("c tp=8", "forward", verdict));   // a new line
+    b.checks.push_back(check("c tp=2", "gradient", verdict));  // a new check of an old one
+    b.checks.push_back(check("c tp=6", "forward", "passed"));
+    b.checks.push_back(check("c tp=6", "gradient", "skipped"));
+    const std::string flipped = std::string(" | not there -> ") + verdict;
+    EXPECT_EQ(told(diff(a, b).lost), (Texts{"verdict | c tp=2   gradient" + flipped,
+                                            "verdict | c tp=8   forward" + flipped}));
+    EXPECT_TRUE(diff(b, a).lost.empty());  // it is gone
+  }
+}
+
+TEST_F(Diff, ControlsOfNewAloneThatAreNotCaughtAreLost) {
+  const auto lost = [&](const std::string& other) {
+    Given b;
+    b.controls.push_back(other);
+    EXPECT_TRUE(diff(b, {}).lost.empty());
+    return told(diff({}, b).lost);
+  };
+  const std::string on = "control | other on c tp=2 control=other | not there -> ";
+  EXPECT_EQ(lost(control("other", "escaped", "null")), Texts{on + "escaped"});
+  EXPECT_EQ(lost(control("other", "wrong_check", "null")), Texts{on + "wrong_check"});
+  EXPECT_EQ(lost(control("other", "caught", "9.0")), Texts{on + "margin 9.0"});
+  // Of one that is unjudged what fails beside it decides.
+  for (const char* outcome : {"equivalent", "unproven", "unjudged"})
+    EXPECT_EQ(lost(control("other", outcome, "null")), Texts{}) << outcome;
+  EXPECT_EQ(lost(control("other", "caught", "10.0")), Texts{});
+  EXPECT_EQ(lost(control("other", "caught", "\"inf\"", true)), Texts{});
 }
 
 TEST_F(Diff, WhatWasNotJudgedIsNotKept) {
@@ -280,7 +323,7 @@ TEST_F(Diff, OtherSelectionsAreComparedWhereTheyMeet) {
   b.checks.push_back(check("c tp=8", "forward", "failed"));
   a.controls.push_back(control("old", "caught", "41.0"));
   const ReportDiff d = diff(a, b);
-  EXPECT_TRUE(d.lost.empty());
+  EXPECT_EQ(told(d.lost), Texts{"verdict | c tp=8   forward | not there -> failed"});
   EXPECT_EQ(d.checks, 1);
   EXPECT_EQ(d.only_old.checks, 2);
   EXPECT_EQ(d.only_old.lines, 1);
@@ -291,7 +334,7 @@ TEST_F(Diff, OtherSelectionsAreComparedWhereTheyMeet) {
                         "pass (the first: c tp=4), 1 control\n"),
       std::string::npos)
       << diff_text(d);
-  // What fails on lines of NEW alone decides nothing, and is said.
+  // How many of the checks of NEW alone fail is said.
   b.checks.insert(b.checks.begin(), check("c tp=6", "forward", "passed"));
   b.checks.push_back(check("c tp=8", "gradient", "skipped"));
   for (const std::string& text : {diff_text(diff(a, b)), diff_markdown(diff(a, b))})
