@@ -120,9 +120,9 @@ bool compares_backward_with_forward(const CheckResult& check) {
   return check.check == "adjoint" || check.check == "gradcheck";
 }
 
-bool passed(const CaseResult& c, const std::string& name) {
+bool ended(const CaseResult& c, const std::string& name, Verdict v) {
   return std::any_of(c.checks.begin(), c.checks.end(), [&](const CheckResult& check) {
-    return check.check == name && check.verdict == Verdict::passed;
+    return check.check == name && check.verdict == v;
   });
 }
 
@@ -158,24 +158,51 @@ std::string cause_in_memory(const CaseResult& c) {
   return "";
 }
 
+// What a wrong forward and its backward say of each other; "" where nobody held one against the
+// other.
+std::string of_forward_and_backward(const CaseResult& c) {
+  bool apart = false, together = false;
+  for (const CheckResult& check : c.checks)
+    if (compares_backward_with_forward(check)) {
+      apart = apart || check.verdict == Verdict::failed;
+      together = together || check.verdict == Verdict::passed;
+    }
+  if (apart && ended(c, "gradient", Verdict::passed))
+    return "the gradients are right: what the forward computes is not what they belong to";
+  if (apart && ended(c, "gradient", Verdict::failed))
+    return "the gradients are wrong as well, and not those of what the forward computes: two "
+           "mistakes, or one that acts on both in different ways";
+  if (apart)
+    return "the forward is wrong by itself; that its backward does not fit it says nothing until "
+           "that is mended";
+  if (together && ended(c, "gradient", Verdict::failed))
+    return "the gradients are those of what the forward computes: one mistake in both, such as "
+           "a position, a mask, a route, an owner or a type";
+  return "";
+}
+
 std::string meaning(const CaseResult& c, const CheckResult& first) {
   if (first.check != "memory")
     if (std::string cause = cause_in_memory(c); !cause.empty()) return cause;
+  // Of a wrong forward a backward that does not fit it says nothing that is certain.
+  const bool wrong_forward = ended(c, "forward", Verdict::failed);
+  const auto speaks = [&](const CheckResult& check, const Finding& f) {
+    return !f.means.empty() &&
+           !(wrong_forward && f.numeric && compares_backward_with_forward(check));
+  };
+  const auto about_another = [&](const Finding& f) {
+    return f.tensor.empty() || first.findings.empty() || f.tensor != first.findings[0].tensor;
+  };
   for (const Finding& f : first.findings)
-    if (!f.means.empty())
-      return (&f == &first.findings[0] ? "" : subject_of(first.check, f) + ": ") + f.means;
-  const bool forward_alone = first.check == "forward" && passed(c, "gradient");
-  if (forward_alone)
+    if (speaks(first, f))
+      return about_another(f) ? subject_of(first.check, f) + ": " + f.means : f.means;
+  if (wrong_forward && ended(c, "gradient", Verdict::passed))
     if (std::string means = times_too_often(c); !means.empty()) return means;
-  bool apart = false;  // forward and backward
   for (const CheckResult& check : c.checks)
-    for (const Finding& f : check.findings) {
-      if (f.means.empty()) continue;
-      if (!forward_alone || !compares_backward_with_forward(check)) return f.means;
-      apart = true;
-    }
-  return apart ? "the gradients are right: what the forward computes is not what they belong to"
-               : "";
+    for (const Finding& f : check.findings)
+      if (speaks(check, f))
+        return about_another(f) ? subject_of(check.check, f) + ": " + f.means : f.means;
+  return wrong_forward ? of_forward_and_backward(c) : "";
 }
 
 // Findings behind the first one, of this check and of others: "gradient of x: x[0,1] got ...".

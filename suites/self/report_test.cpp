@@ -417,18 +417,25 @@ TEST(Block, AFailureSaysWhereWhatItMeansAndHowToReplay) {
       "replay     build/shardproof run linear_row tp=4 sp=on --check gradient\n");
 }
 
-// rhs/lhs = 1/p with right gradients: it is the forward that has the operand p times.
-TEST(Block, RightGradientsPutTheBlameOnTheForward) {
+// A forward that is wrong, and a pairing of it with the backward that fails as `f` says.
+CaseResult wrong_forward(Verdict gradient, Finding f) {
   CaseResult c = healthy();
   CheckResult forward = check("forward", Verdict::failed, inf, true),
               adjoint = check("adjoint", Verdict::failed, inf, true);
   forward.findings = {Finding{}};
   forward.findings[0].tensor = "forward of y";
+  f.tensor = "gradient of b", f.numeric = true;
+  adjoint.findings = {std::move(f)};
+  c.checks = {forward, check("gradient", gradient), adjoint};
+  return c;
+}
+
+// rhs/lhs = 1/p with right gradients: it is the forward that has the operand p times.
+TEST(Block, RightGradientsPutTheBlameOnTheForward) {
   Finding f;
-  f.tensor = "gradient of b", f.numeric = true, f.got = 3, f.want = 12;
+  f.got = 3, f.want = 12;
   f.means = "a reduction is missing, or a mean stands in place of a sum";
-  adjoint.findings = {f};
-  c.checks = {forward, check("gradient", Verdict::passed), adjoint};
+  CaseResult c = wrong_forward(Verdict::passed, f);
   EXPECT_TRUE(contains(block(c, "p"),
                        "means      the gradients are right, and the forward counts b 4 times: "))
       << block(c, "p");
@@ -438,8 +445,57 @@ TEST(Block, RightGradientsPutTheBlameOnTheForward) {
                          "means      the gradients are right: what the forward computes is not"))
         << block(c, "p");
   }
-  c.checks[1].verdict = Verdict::failed;
-  EXPECT_TRUE(contains(block(c, "p"), "means      a reduction is missing")) << block(c, "p");
+  // The block of the pairing itself, as junit.xml has it.
+  EXPECT_TRUE(contains(telling::block_about(c, c.checks[2], "p"),
+                       "means      the gradients are right: what the forward computes is not"))
+      << telling::block_about(c, c.checks[2], "p");
+}
+
+// A wrong forward and a backward that does not fit it: which of them the pairing means it cannot
+// say.
+TEST(Block, OfAWrongForwardNoBackwardIsToBlame) {
+  Finding f;
+  f.got = 3, f.want = 4;
+  f.means = "the backward is not the transpose of the forward";
+  CaseResult c = wrong_forward(Verdict::failed, f);
+  const CheckResult forward = c.checks[0], adjoint = c.checks[2];
+  const auto says = [&](const std::string& means) {
+    const std::string text = block(c, "p");
+    EXPECT_TRUE(contains(text, "means      " + means)) << text;
+  };
+  says("the gradients are wrong as well, and not those of what the forward computes");
+  c.checks[2] = check("adjoint", Verdict::passed);
+  says("the gradients are those of what the forward computes: one mistake in both");
+  c.checks = {forward, adjoint};
+  says("the forward is wrong by itself");
+  c.checks = {forward, check("gradient", Verdict::failed)};
+  EXPECT_FALSE(contains(block(c, "p"), "means ")) << block(c, "p");
+  // That a forward has a kink is said of the forward.
+  CheckResult kink = check("gradcheck", Verdict::failed, inf);
+  f.tensor = "gradient of x", f.means = "the forward is not smooth here";
+  kink.findings = {f};
+  c.checks.push_back(kink);
+  says("gradcheck of gradient of x: the forward is not smooth here");
+  // A right forward leaves the backward alone with it.
+  c.checks = {check("forward", Verdict::passed), adjoint};
+  says("the backward is not the transpose of the forward\n");
+}
+
+// What another check found is said of that.
+TEST(Block, WhatAnotherCheckMeansIsSaidOfIt) {
+  CaseResult c = bias_summed_twice();
+  c.checks[1].findings[0].means.clear();
+  CheckResult ledger = check("ledger", Verdict::failed, inf, true);
+  Finding f;
+  f.check = "ledger", f.means = "a call that is due was not made";
+  ledger.findings = {f};
+  c.checks[3] = ledger;
+  EXPECT_TRUE(contains(block(c, "p"), "means      ledger: a call that is due was not made\n"))
+      << block(c, "p");
+  f.tensor = "gradient of b";  // that of the first rows
+  c.checks[3].findings = {f};
+  EXPECT_TRUE(contains(block(c, "p"), "means      a call that is due was not made\n"))
+      << block(c, "p");
 }
 
 TEST(Block, AnArgumentThatWasWrittenToIsTheCause) {
