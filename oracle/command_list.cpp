@@ -124,6 +124,11 @@ Listed listed_as(const Key& key) {
   return e;
 }
 
+// The plans of a contract, as a subject takes one.
+Listed plans_of(const Contract& c) {
+  return c.plans.empty() ? Listed{} : Listed{c.plans, {"traffic plans"}};
+}
+
 Listed listed_as(const Control& c) { return {{c.name}, {c.imitates}}; }
 
 // Defaults as the bare line has them: some follow from its other keys.
@@ -204,10 +209,11 @@ bool takes_common(const Registry& registry, const Contract& c, const std::string
   return std::any_of(cases.begin(), cases.end(), holds_it);
 }
 
-// And by its keys, their values, and what is said of keys and twins.
+// And by its plans, its keys, their values, and what is said of keys and twins.
 Listed parts_of(const Registry& registry, const Contract& c) {
   Listed e;
   e.lines.push_back([&](const std::string& word) { return takes_common(registry, c, word); });
+  e.add(plans_of(c));
   for (const Key& key : c.keys) e.add(listed_as(key));
   for (const Control& control : registry.controls())
     if (control.contract == c.name) e.add(listed_as(control));
@@ -238,6 +244,9 @@ std::string contracts(const Registry& registry, const Asked& pattern) {
                         c.backward ? "" : " (no backward)");
     text += fmt::format("    subjects: {}\n", subjects_text(registry, c.name));
     const auto shown = [&](const Listed& part) { return whole || pattern.touches(part); };
+    if (!c.plans.empty() && shown(plans_of(c)))
+      text += fmt::format("    traffic plans beside the default (Declared::plan): {}\n",
+                          joined(c.plans, " "));
     text += own_keys(c, registry, shown) + controls_text(registry, c.name, shown);
     if (!whole) text += fmt::format("    (more: list {})\n", c.name);
   }
@@ -285,6 +294,7 @@ std::vector<std::string> all_names(const Registry& registry) {
   std::vector<std::string> names = registry.families();
   for (const auto& c : registry.contracts()) {
     names.push_back(c.name);
+    names.insert(names.end(), c.plans.begin(), c.plans.end());
     for (const Key& key : c.keys) {
       names.push_back(key.name);
       names.insert(names.end(), key.choices.begin(), key.choices.end());

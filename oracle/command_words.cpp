@@ -128,7 +128,8 @@ const std::vector<CommandName>& all_commands() {
        gate_options()},
       {"run", "LINE", "judge one case line, quoted or not", line_help, run_options()},
       {"list", "PATTERN", "everything that can be named",
-       "parts of names, of values and of what is said of them, all of which hold: fp8, zbv, zero "
+       "parts of names, of values, of plans and of what is said of them, all of which hold: fp8, "
+       "zbv, zero "
        "bubble; families, controls, checks, operators, lanes: all of these; none: everything",
        list_options()},
       {"explain", "LINE", "what a line would do, without running it",

@@ -705,6 +705,24 @@ TEST_F(Command, ListFindsValuesAndDescriptions) {
   EXPECT_EQ(call({"list", "urns"}).code, 2);
 }
 
+// A plan is no key of a line: the row says where a subject names it.
+TEST_F(Command, ListFindsContractsByTheirPlans) {
+  const std::string row = "    traffic plans beside the default (Declared::plan): ";
+  for (const Words& words :
+       {Words{"list", "regather"}, Words{"list", "traffic", "plans", "gated"}}) {
+    const Ended ended = call(words);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_TRUE(holds(ended.out, "  scan_context\n") && holds(ended.out, "  delta_context\n"));
+    EXPECT_TRUE(holds(ended.out, row + "ring regather\n    (more: list scan_context)\n"))
+        << ended.out;
+    EXPECT_FALSE(holds(ended.out, "conv_context") || holds(ended.out, "heads=")) << ended.out;
+  }
+  EXPECT_TRUE(holds(call({"list", "ring"}).out, row + "ring regather\n"));
+  EXPECT_TRUE(holds(call({"list", "conv_context"}).out, row + "allgather\n"));
+  EXPECT_FALSE(holds(call({"list", "linear_row"}).out, "traffic plans"));
+  EXPECT_TRUE(holds(call({"list", "regathr"}).err, "did you mean 'regather'?"));
+}
+
 TEST_F(Command, ExplainFoldsProductsOfIterations) {
   Ended ended = call({"explain", "muon_step", "matrices=1", "ns_steps=5"});
   EXPECT_EQ(ended.code, 0) << ended.err;
