@@ -442,7 +442,8 @@ std::vector<std::string> scan_cases(const std::string& tier) {
   const auto smoke =
       crossed({"scan_context"},
               {"cp=2 docs=5,1,6 heads=2", "cp=4 docs=6,9,1 heads=3 fill=normal",
-               "cp=2 dtype=bf16 fill=normal tokens=24 heads=3", "cp=2 tp=2 tokens=12 heads=2"});
+               "cp=2 dtype=bf16 fill=normal tokens=24 heads=3", "cp=2 tp=2 tokens=12 heads=2",
+               "cp=4 heads=3 decay=log fill=normal docs=9,7"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"scan_context", "scan_context cp=2", "scan_context cp=3",
                                        "scan_context cp=4", "scan_context cp=8"};
@@ -456,8 +457,7 @@ std::vector<std::string> scan_cases(const std::string& tier) {
             "strides=transposed docs=9,7", "strides=expanded tokens=16",
             "fill=cancelling dtype=f32 tokens=16", "head_dim=1 v_dim=5 tokens=12", "seq=8 batch=3",
             "cu_seqlens=0,3,3,13", "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16 fill=normal",
-            "fill=normal", "decay=log fill=normal docs=9,7",
-            "decay=log fill=normal dtype=f32 tokens=16", "layout=zigzag tokens=16",
+            "fill=normal", "decay=log fill=normal dtype=f32 tokens=16", "layout=zigzag tokens=16",
             "layout=zigzag_row docs=9,7,5", "layout=zigzag seq=16 batch=3 dtype=f32 fill=normal"}),
        {"scan_context cp=2 dp=2 seq=8 batch=4 heads=3",
         "scan_context cp=2 tp=2 order=cp,tp dtype=f32 fill=normal tokens=12 heads=4",
@@ -611,7 +611,8 @@ std::vector<Key> delta_keys() {
 std::vector<std::string> delta_cases(const std::string& tier) {
   const auto smoke = crossed({"delta_context"},
                              {"cp=2 docs=5,1,6 heads=2", "cp=4 docs=6,9,1 heads=3 gate=channel",
-                              "cp=2 dtype=bf16 tokens=24 heads=3", "cp=2 tp=2 tokens=12 heads=2"});
+                              "cp=2 dtype=bf16 tokens=24 heads=3", "cp=2 tp=2 tokens=12 heads=2",
+                              "cp=4 heads=3 decay=log docs=9,7 gate=channel"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"delta_context", "delta_context cp=2", "delta_context cp=3",
                                        "delta_context cp=4", "delta_context cp=8"};
@@ -619,16 +620,15 @@ std::vector<std::string> delta_cases(const std::string& tier) {
       {smoke,
        crossed(ranks, {"tokens=24 heads=3", "docs=0,5,0,0,14 dtype=f32 heads=3",
                        "gate=channel docs=9,7 dtype=f32 heads=2"}),
-       crossed(
-           {"delta_context cp=4 heads=3"},
-           {"dtype=f16 tokens=16", "dtype=bf16 docs=9,7 gate=channel",
-            "dtype=f32 acc=f64 tokens=16", "strides=transposed docs=9,7",
-            "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
-            "head_dim=1 v_dim=5 tokens=12", "head_dim=5 v_dim=1 tokens=8",
-            "seq=8 batch=3 gate=channel", "cu_seqlens=0,3,3,13",
-            "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16", "decay=log docs=9,7 gate=channel",
-            "decay=log dtype=bf16 tokens=16", "layout=zigzag tokens=16",
-            "layout=zigzag_row docs=9,7,5 gate=channel", "layout=zigzag seq=16 batch=3 dtype=f32"}),
+       crossed({"delta_context cp=4 heads=3"},
+               {"dtype=f16 tokens=16", "dtype=bf16 docs=9,7 gate=channel",
+                "dtype=f32 acc=f64 tokens=16", "strides=transposed docs=9,7",
+                "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
+                "head_dim=1 v_dim=5 tokens=12", "head_dim=5 v_dim=1 tokens=8",
+                "seq=8 batch=3 gate=channel", "cu_seqlens=0,3,3,13",
+                "tokens=8 docs=1,6,1 dtype=bf16 wire=bf16", "decay=log dtype=bf16 tokens=16",
+                "layout=zigzag tokens=16", "layout=zigzag_row docs=9,7,5 gate=channel",
+                "layout=zigzag seq=16 batch=3 dtype=f32"}),
        {"delta_context cp=2 dp=2 seq=8 batch=4 heads=3",
         "delta_context cp=2 tp=2 order=cp,tp dtype=f32 tokens=12 heads=4",
         "delta_context cp=2 strides=expanded_inputs dtype=f32 tokens=12 heads=3",

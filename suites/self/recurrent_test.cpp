@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "fixtures/random.hpp"
 #include "oracle/cost.hpp"
@@ -379,6 +380,16 @@ TEST(ConvContract, IntegersFitTheSumOverTokens) {
   EXPECT_EQ(range("dtype=f32 tokens=4096"), 64);
   EXPECT_EQ(range("dtype=f32 seq=8 batch=8"), 512);
   EXPECT_EQ(range("dtype=f16 tokens=4"), 20);
+}
+
+// Logarithms have bounds, and a gradient, of their own: seconds before a merge look at them, too.
+TEST(RecurrentCases, OfTierSmokeHaveDecaysOfBothKinds) {
+  for (const char* contract : {"scan_context", "delta_context"}) {
+    std::set<std::string> kinds;
+    for (const std::string& words : family().contract(contract).cases("smoke"))
+      kinds.insert(line_of(words).text("decay"));
+    EXPECT_EQ(kinds, (std::set<std::string>{"factor", "log"})) << contract;
+  }
 }
 
 // S of 2 tokens on one rank: 2 multiplications and additions each and one product; o: q and d_k
