@@ -17,8 +17,10 @@
 #include "oracle/checks/draws.hpp"
 #include "oracle/checks/judging.hpp"
 #include "oracle/checks/patterns.hpp"
+#include "oracle/clock.hpp"
 #include "oracle/comm/crowd.hpp"
 #include "oracle/command.hpp"
+#include "oracle/cost.hpp"
 #include "oracle/device.hpp"
 #include "oracle/digest/digest.hpp"
 #include "oracle/drift_ranks.hpp"
@@ -204,9 +206,19 @@ class Watch {
       if (blamed < 0 || records[size_t(blamed)].status == ShotRecord::released) blamed = int(r);
     }
     if (blamed < 0) return false;
-    report_.ended = fmt::format("rank {} {}", blamed, judging::what_ended(records[size_t(blamed)]));
+    report_.ended = fmt::format("rank {} {}", blamed, how_it_ended(records[size_t(blamed)]));
     report_.ended_at = step;
     return true;
+  }
+
+  // A call waits for its peers up to a deadline of its own: they may only be slow.
+  static std::string how_it_ended(const ShotRecord& r) {
+    std::string text = judging::what_ended(r);
+    const size_t line = std::min(text.find('\n'), text.size());
+    if (r.status == ShotRecord::released && r.cause == Released::deadline &&
+        text.find("--deadline-scale") == std::string::npos)
+      text.insert(line, hung_or_slow_text(crowding()));
+    return text;
   }
 
   // Ranks share their memory with the kernel: of a record that no rank can make nothing is read.
@@ -659,6 +671,45 @@ class Watch {
   std::FILE* log_ = nullptr;
 };
 
+// What a step costs: a forward and a backward of each microbatch.
+Evidence of_a_microbatch(const Case& line, const Registry& registry) {
+  Evidence e;
+  e.line = &line;
+  e.contract = &registry.contract(line.contract);
+  e.declared = declared_of(line, registry);
+  e.mesh = line.mesh();
+  e.operands = e.contract->operands(line);
+  Shot shot;
+  shot.program = "F0 B0";
+  e.shots.assign(1, shot);
+  return e;
+}
+
+// Steps that ranks make between two looks of the parent, who has to see them all within one
+// deadline: as many as take a small part of it, and never many more than were timed.
+class StepsOfAJob {
+ public:
+  StepsOfAJob(const Case& line, const Registry& registry, double deadline_scale)
+      : most_(steps_of_job(line, registry.contract(line.contract))),
+        of_a_step_((deadline_of(of_a_microbatch(line, registry)) - case_deadline_seconds) *
+                   double(microbatches(line))),
+        scale_(deadline_scale) {}
+  int64_t steps() const { return steps_; }
+  double deadline(int64_t steps) const {
+    return case_deadline_seconds + double(steps) * of_a_step_;
+  }
+  void took(int64_t steps, double seconds) {
+    constexpr double part = 0.15;
+    const double fit = part * case_deadline_seconds * scale_ * double(steps) / seconds;
+    steps_ =
+        std::clamp<int64_t>(int64_t(std::min(fit, double(most_))), 1, std::min(2 * steps_, most_));
+  }
+
+ private:
+  int64_t most_, steps_ = 1;
+  double of_a_step_, scale_;
+};
+
 bool has_parameters(const Contract& contract, const Case& line) {
   const auto operands = contract.operands(line);
   return std::any_of(operands.begin(), operands.end(),
@@ -685,6 +736,7 @@ void require_trainable(const DriftLine& d, const Registry& registry) {
   const auto operands = contract.operands(d.line);
   if (!has_parameters(contract, d.line) || !declared_of(d.line, registry).backward)
     refuse_untrainable(contract, registry);
+  refuse_too_big(of_a_microbatch(d.line, registry));
   for (const Operand& o : operands)
     for (const auto& [axis, placement] : o.layout)
       if (o.role == Operand::output && placement.kind == Placement::partial)
@@ -757,10 +809,12 @@ std::string how_it_ended(const RankOutcome& o) {
   return o.text.starts_with("SIG") ? "was killed by " + o.text : o.text;
 }
 
-std::string where_it_stood(const Trace& t) {
-  if (t.calls_in_phase == 0 && (t.phase == Phase::idle || t.phase == Phase::harness))
-    return " while it waited for its next steps";
-  return "; it " + stands(t);
+std::string where_it_stood(const RankOutcome& o) {
+  if (o.trace.calls_in_phase > 0 ||
+      (o.trace.phase != Phase::idle && o.trace.phase != Phase::harness))
+    return "; it " + stands(o.trace);
+  return o.end == RankOutcome::hung ? " while it made the data of a step"
+                                    : " while it waited for its next steps";
 }
 
 std::string lost(const std::vector<RankOutcome>& outcomes) {
@@ -769,7 +823,7 @@ std::string lost(const std::vector<RankOutcome>& outcomes) {
     for (size_t r = 0; r < outcomes.size(); ++r)
       if (outcomes[r].end == end)
         return fmt::format("rank {} {}{}", r, how_it_ended(outcomes[r]),
-                           where_it_stood(outcomes[r].trace));
+                           where_it_stood(outcomes[r]));
   return "the ranks ended without a record";
 }
 
@@ -853,12 +907,14 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
             given.optimizer,
             given.rate,
             !given.log.empty()};
-  const int64_t most = steps_of_job(line.line, registry.contract(line.line.contract));
+  StepsOfAJob pace(line.line, registry, common.deadline_scale);
   uint32_t number = 0;
   for (bool on = true; on && work.first < options.steps && !interrupted();
        work.first += work.count) {
-    work.count = std::min(most, options.steps - work.first);
-    const auto outcomes = world->run(drift::serialize(work), ++number, case_deadline_seconds);
+    work.count = std::min(pace.steps(), options.steps - work.first);
+    const double begun = now();
+    const auto outcomes = world->run(drift::serialize(work), ++number, pace.deadline(work.count));
+    pace.took(work.count, now() - begun);
     std::vector<RankRecord> records;
     for (const RankOutcome& o : outcomes)
       if (auto r = o.end == RankOutcome::finished ? parse_record(o.record) : std::nullopt)

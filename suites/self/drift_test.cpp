@@ -2,6 +2,7 @@
 // without a fault stays within bounds; digest logs of foreign loops.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -493,6 +495,51 @@ TEST(Drift, ARankThatThrowsIsNamedAndNotTheOneThatWaitedForIt) {
   EXPECT_EQ(report.ended_at, 2);
   EXPECT_TRUE(report.ended.starts_with("rank 1 ")) << report.ended;
   EXPECT_NE(report.ended.find("no workspace is left"), std::string::npos) << report.ended;
+}
+
+// Sleeps so long before each forward: on all ranks, or on rank 1 alone.
+struct Slow : primitives::Block {
+  Slow(double seconds, bool alone) : seconds_(seconds), alone_(alone) {}
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    if (!alone_ || rank.world_rank() == 1)
+      std::this_thread::sleep_for(std::chrono::duration<double>(seconds_));
+    return Block::forward(rank, inputs, outputs);
+  }
+
+ private:
+  double seconds_;
+  bool alone_;
+};
+
+DriftReport slow_run(double seconds, bool alone, int64_t steps, double deadline_scale) {
+  const Registry r = with_control("slow", [=] { return std::make_unique<Slow>(seconds, alone); });
+  DriftOptions o;
+  o.steps = steps;
+  Options options;
+  options.deadline_scale = deadline_scale;
+  return run_drift(parse_drift(words_of("block tp=2 control=slow"), r), o, options, r);
+}
+
+// The deadline of 1.5 s is one of a step, not of as many as ranks make before the parent looks.
+TEST(Drift, StepsTogetherMayTakeLongerThanADeadline) {
+  const DriftReport r = slow_run(0.15, /*alone=*/false, 6, 0.05);
+  EXPECT_EQ(r.ended, "");
+  EXPECT_EQ(r.steps, 6);
+  EXPECT_GT(r.seconds, 2);  // dropout is looked at in forwards of its own
+}
+
+// Whichever deadline ends a rank that may only be slow, the option that moves it is named.
+TEST(Drift, ADeadlineNamesTheOptionThatMovesIt) {
+  for (const double seconds : {0.4, 3.0}) {  // of a call, of the job: 0.2 s and 0.6 s
+    const DriftReport r = slow_run(seconds, /*alone=*/true, 2, 0.02);
+    EXPECT_NE(r.ended.find("--deadline-scale"), std::string::npos) << r.ended;
+  }
+}
+
+TEST(Drift, RefusesAStepThatNoDeadlineHolds) {
+  EXPECT_NE(refusal("block tp=2 tokens=16384 hidden=4096 ffn=16384").find("a case of at most"),
+            std::string::npos);
 }
 
 const Sighting* sighting(const DriftReport& r, const std::string& check,
