@@ -2,11 +2,15 @@
 // all-to-all changes them for heads, every rank runs filters and recurrence of its heads over whole
 // sequences, and an all-to-all brings the results back to the tokens.
 //
-//   x' = conv(x; wx) + bx, b', c' likewise;  S_t = a_t S_(t-1) + b'_t x'_t^T,  y_t = S_t^T c'_t + d
-//   x'_t x, y [rows/p, heads/tp, head_dim]    b, c [rows/p, groups/tp, state_dim]    a [rows/p,
-//   heads/tp] wx [heads/tp, head_dim, width], bx [heads/tp, head_dim], wb, wc [groups/tp,
-//   state_dim, width], bb, bc [groups/tp, state_dim], d [heads/tp] on every rank of cp and dp,
-//   which takes its slice
+//   x' = conv(x; wx) + bx, b' and c' likewise
+//   S_t = a_t S_(t-1) + b'_t x'_t^T,  y_t = S_t^T c'_t + d x'_t
+//
+//   x, y [rows/p, heads/tp, head_dim]    a [rows/p, heads/tp]
+//   b, c [rows/p, groups/tp, state_dim]
+//
+//   on every rank of cp and dp, which takes its slice:
+//   wx [heads/tp, head_dim, width]    wb, wc [groups/tp, state_dim, width]    d [heads/tp]
+//   bx [heads/tp, head_dim]           bb, bc [groups/tp, state_dim]
 //
 // Where a rank of tp has fewer groups than cp has ranks, each is sent to all ranks that have heads
 // of it: copies lie side by side, and rank r works with group r / copies. The gradients of copies
