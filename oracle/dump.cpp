@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -164,6 +165,17 @@ uint64_t hash_of(const std::string& text) {  // FNV-1a
   return hash;
 }
 
+// A folder of its name, whole; over what an earlier dump of the line left there.
+void publish(const fs::path& whole, const fs::path& place) {
+  std::error_code taken;
+  fs::rename(whole, place, taken);
+  if (!taken) return;
+  fs::create_directories(place);
+  for (const auto& file : fs::directory_iterator(whole))
+    fs::rename(file.path(), place / file.path().filename());
+  fs::remove_all(whole);
+}
+
 void write_case(const Judged& j, const CaseDump& dump, const fs::path& folder,
                 const std::string& program) {
   fs::create_directories(folder);
@@ -189,19 +201,29 @@ std::string folder_name(const std::string& line, const std::string& canonical) {
 }
 
 struct Dumps::Shared {
-  std::atomic<int> failed = 0, taken = 0, written = 0, large = 0;
+  std::atomic<int> failed = 0, taken = 0, written = 0, refused = 0, large = 0;
   std::atomic<bool> has_error = false;
   char error[512] = {};
 };
 
-Dumps::Dumps(std::string folder) : folder_(std::move(folder)) {
+Dumps::Dumps(std::string folder) : folder_(std::move(folder)), owner_(getpid()) {
   void* memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw Infrastructure(fmt::format("mmap: {}", std::strerror(errno)));
   shared_ = new (memory) Shared;
 }
 
-Dumps::~Dumps() { ::munmap(shared_, sizeof(Shared)); }
+// Processes of the owner have ended by then.
+Dumps::~Dumps() {
+  std::error_code none;
+  if (getpid() == owner_)
+    for (fs::directory_iterator at(folder_, none), end; !none && at != end; at.increment(none))
+      if (const fs::path name = at->path().filename(); name.extension() == part_of_owner())
+        fs::remove_all(at->path(), none);
+  ::munmap(shared_, sizeof(Shared));
+}
+
+std::string Dumps::part_of_owner() const { return fmt::format(".part{}", owner_); }
 
 void Dumps::add(const Judged& j, const Truth& truth, const std::string& program) {
   ++shared_->failed;
@@ -211,11 +233,15 @@ void Dumps::add(const Judged& j, const Truth& truth, const std::string& program)
     return;
   }
   if (shared_->taken++ >= most_cases) return;
+  const std::string name = folder_name(j.result.line, j.result.canonical);
+  const fs::path begun =
+      fs::path(folder_) / fmt::format(".{}-{}{}", name, getpid(), part_of_owner());
   try {
-    write_case(j, dump, fs::path(folder_) / folder_name(j.result.line, j.result.canonical),
-               program);
+    write_case(j, dump, begun, program);
+    publish(begun, fs::path(folder_) / name);
     ++shared_->written;
   } catch (const std::exception& e) {
+    ++shared_->refused;
     if (!shared_->has_error.exchange(true))
       std::snprintf(shared_->error, sizeof shared_->error, "%s", e.what());
   }
@@ -227,6 +253,8 @@ std::string Dumps::told() const {
   std::string text =
       fmt::format("{} of {} that did not pass, in {}", written, number_of(failed, "case"), folder_);
   if (failed - large > most_cases) text += fmt::format("; at most {} are written", most_cases);
+  const int cut = std::min<int>(shared_->taken, most_cases) - written - shared_->refused;
+  if (cut > 0) text += fmt::format("; {} left out, cut short as the run ended", cut);
   if (large > 0) text += fmt::format("; {} left out, larger than {} MiB", large, most_bytes >> 20);
   return text;
 }

@@ -10,6 +10,9 @@
 //                        want.y, want.grad.x     its part of the truth in f64; absent where the
 //                                                tensor is partial, since only the sum is due
 //
+// A folder is there once it is whole. Until then it is hidden (.NAME.partPID) beside it, and goes
+// with a run that is interrupted, unless that is killed.
+//
 // Of the first forward and backward of the case: further ones (repeat, perturbed inputs) are not
 // dumped.
 #pragma once
@@ -34,8 +37,10 @@ class Dumps {
   std::string error() const;  // why one could not be written, "" none
 
  private:
-  struct Shared;  // memory of all processes
+  struct Shared;                      // memory of all processes
+  std::string part_of_owner() const;  // how names of unfinished folders end
   std::string folder_;
+  int owner_;  // the process that made it
   Shared* shared_;
 };
 

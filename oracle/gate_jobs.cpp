@@ -267,12 +267,7 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
     ::waitpid(p.pid, nullptr, 0);
   };
   const bool at_fork = interrupted();  // parts know by themselves what their parent knew
-  // A signal between a fork and the part's own handler waits.
-  sigset_t held, before;
-  sigemptyset(&held);
-  sigaddset(&held, SIGINT);
-  sigaddset(&held, SIGTERM);
-  ::sigprocmask(SIG_BLOCK, &held, &before);
+  const InterruptsHeld held;           // between a fork and the part's own handler
   try {
     for (const Part& part : parts) {
       int ends[2];
@@ -283,7 +278,7 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
       if (p.pid == 0) {
         ::close(ends[0]);
         only_note_interrupts();
-        ::sigprocmask(SIG_SETMASK, &before, nullptr);
+        held.release();
         run_part(part, ends[1]);
       }
       const int error = errno;
@@ -296,7 +291,7 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
       }
       open.push_back(p);
     }
-    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+    held.release();
     Interruption interruption(at_fork);
     while (!open.empty()) {
       interruption.reach(open);
@@ -319,7 +314,6 @@ std::vector<std::string> run_parts(const std::vector<Part>& parts,
       tick();
     }
   } catch (...) {
-    ::sigprocmask(SIG_SETMASK, &before, nullptr);
     for (Running& p : open) end(p, true);
     throw;
   }

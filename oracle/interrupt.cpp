@@ -50,6 +50,15 @@ void speak_when_interrupted() { take_signals(say_and_end); }
 void catch_interrupts() { take_signals(raise_flag_once); }
 void only_note_interrupts() { take_signals(raise_flag); }
 
+InterruptsHeld::InterruptsHeld() {
+  sigset_t held;
+  sigemptyset(&held);
+  sigaddset(&held, SIGINT);
+  sigaddset(&held, SIGTERM);
+  sigprocmask(SIG_BLOCK, &held, &before_);
+}
+void InterruptsHeld::release() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
 bool interrupted() { return raised != 0; }
 int interrupting_signal() { return raised; }
 

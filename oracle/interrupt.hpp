@@ -1,6 +1,7 @@
 // Ctrl-C and TERM end a run between two cases, so that its report can still be written.
 #pragma once
 #include <chrono>
+#include <csignal>
 #include <exception>
 #include <functional>
 #include <future>
@@ -17,6 +18,17 @@ void catch_interrupts();
 // In a process that belongs to another one, which hands signals on and may have been spared the one
 // that came from a terminal to both: no signal ends it.
 void only_note_interrupts();
+// While it is there SIGINT and SIGTERM wait.
+class InterruptsHeld {
+ public:
+  InterruptsHeld();
+  ~InterruptsHeld() { release(); }
+  InterruptsHeld(const InterruptsHeld&) = delete;
+  void release() const;  // before its end, or in a child that was forked meanwhile
+
+ private:
+  sigset_t before_;
+};
 bool interrupted();
 int interrupting_signal();  // 0: none came
 

@@ -42,7 +42,7 @@ void refuse_unwritable(const std::string& folder, const std::string& option = "-
 // A file of the folder, complete or not there. Throws Infrastructure.
 void write_whole(const std::string& folder, const std::string& name, const std::string& text);
 // Writes report.json, junit.xml, summary.md, index.html, each to a temporary name and then renamed.
-// Throws Infrastructure when it cannot.
+// Signals that end a run wait until all of them are there. Throws Infrastructure when it cannot.
 void write_report(const Report&, const std::string& folder);
 std::string report_json(const Report&);
 std::string junit_xml(const Report&);

@@ -331,6 +331,7 @@ void check_report_folder(const std::string& folder, const std::string& option) {
 }
 
 void write_report(const Report& report, const std::string& folder) {
+  const InterruptsHeld held;  // the files of a folder are of one run
   std::error_code error;
   fs::create_directories(folder, error);
   write_whole(folder, "report.json", report_json(report));

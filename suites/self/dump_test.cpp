@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -208,6 +212,40 @@ TEST_F(Dump, IsBoundedAndSaysSo) {
   EXPECT_EQ(folders().size(), size_t(Dumps::most_cases));
   EXPECT_EQ(dumps.told(), "20 of 23 cases that did not pass, in " + folder_.string() +
                               "; at most 20 are written");
+}
+
+// What a process had begun that was killed goes with the run, and is said.
+TEST_F(Dump, HoldsWholeFoldersAndNoOthers) {
+  Runner runner(options_, registry());
+  const Case line = parse("linear_row tp=2 tokens=200", registry());
+  Judged j = runner.run(line, {"forward"}, "processes.np2");
+  const Truth& truth = runner.truth(j.evidence);
+  {
+    Dumps dumps(folder_);
+    dumps.add(j, truth, "shardproof");
+    dumps.add(j, truth, "shardproof");  // the line again, over the first
+    j.result.canonical = "killed";
+    const pid_t writer = fork();
+    if (writer == 0) {  // its first tensors are longer than the files that it may write
+      std::signal(SIGXFSZ, SIG_DFL);
+      const rlimit few{1000, 1000};
+      setrlimit(RLIMIT_FSIZE, &few);
+      dumps.add(j, truth, "shardproof");
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(writer, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    EXPECT_EQ(folders().size(), 2u);
+    EXPECT_EQ(dumps.told(), "2 of 3 cases that did not pass, in " + folder_.string() +
+                                "; 1 left out, cut short as the run ended");
+  }
+  ASSERT_EQ(folders().size(), 1u);
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folders()[0]))
+    names.insert(entry.path().filename());
+  EXPECT_EQ(names, (std::set<std::string>{"finding.txt", "global.safetensors", "rank0.safetensors",
+                                          "rank1.safetensors"}));
 }
 
 TEST_F(Dump, ThatCannotBeWrittenIsToldNotThrown) {

@@ -2,9 +2,12 @@
 // which a run can lie, files that strict readers accept whatever a subject threw.
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -1521,6 +1524,27 @@ TEST(ReportFolder, HoldsTheFourFilesAndNothingElse) {
   EXPECT_EQ(names, (std::set<std::string>{"report.json", "junit.xml", "summary.md", "index.html"}));
   EXPECT_EQ(read(folder / "new/deeper/report.json"), report_json(r));
   EXPECT_EQ(read(folder / "new/deeper/junit.xml"), junit_xml(r));
+}
+
+// Someone who presses Ctrl-C again while it is written gets all files of this run, and no half of
+// one.
+TEST(ReportFolder, IsWholeWheneverTheRunIsEnded) {
+  Folder folder;
+  const Report r = report_of(std::vector<CaseResult>(5000, bias_summed_twice()));
+  const pid_t writer = fork();
+  if (writer == 0) {
+    write_report(r, folder / ".");
+    _exit(0);
+  }
+  while (!std::filesystem::exists(folder / "report.json")) usleep(100);
+  kill(writer, SIGTERM);
+  int status = 0;
+  waitpid(writer, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << "it was through before";
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "."))
+    names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"report.json", "junit.xml", "summary.md", "index.html"}));
 }
 
 TEST(ReportFolder, ThatCannotBeWrittenIsSaidBeforeTheRun) {
