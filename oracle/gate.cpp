@@ -400,8 +400,9 @@ class Gate {
       keep_twin(d.line, std::move(j));
   }
 
+  // Of what is told: not of what was under way when the run was interrupted.
   void dump(const Judged& j) {
-    if (dumps_ && !firing(j.result).empty() && !left_open(j.result))
+    if (dumps_ && !interrupted() && !firing(j.result).empty() && !left_open(j.result))
       dumps_->add(j, runner_.truth(j.evidence), options_.program);
   }
 

@@ -17,6 +17,7 @@
 
 #include "oracle/dump.hpp"
 #include "oracle/gate.hpp"
+#include "oracle/interrupt.hpp"
 #include "oracle/registry.hpp"
 #include "oracle/tensors/safetensors.hpp"
 
@@ -176,13 +177,19 @@ struct Nothing : Kernel {
   void backward(Rank&, Saved&, std::span<const View>, std::span<const View>) override {}
 };
 
-// Lines that a gate runs for their controls alone fail like any other.
-TEST_F(Dump, IsOfEveryCaseThatAGateTellsOf) {
+template <class K>
+Registry with_subject(const char* name) {
   Registry families = all_families();
   Subject subject;
-  subject.name = "nothing", subject.contract = "linear_column";
-  subject.make = [] { return std::make_unique<Nothing>(); };
+  subject.name = name, subject.contract = "linear_column";
+  subject.make = [] { return std::make_unique<K>(); };
   families.add(subject);
+  return families;
+}
+
+// Lines that a gate runs for their controls alone fail like any other.
+TEST_F(Dump, IsOfEveryCaseThatAGateTellsOf) {
+  const Registry families = with_subject<Nothing>("nothing");
   options_.patterns = {"linear_column sp=on"};
   options_.ranks = {2, 3};  // on 3 there are witnesses of controls and no cases
   options_.tier = "smoke";
@@ -246,6 +253,30 @@ TEST_F(Dump, HoldsWholeFoldersAndNoOthers) {
     names.insert(entry.path().filename());
   EXPECT_EQ(names, (std::set<std::string>{"finding.txt", "global.safetensors", "rank0.safetensors",
                                           "rank1.safetensors"}));
+}
+
+struct Interrupts : Nothing {
+  std::unique_ptr<Saved> forward(Rank& rank, std::span<const View> inputs,
+                                 std::span<const View> outputs) override {
+    kill(getppid(), SIGTERM);
+    sleep(1);
+    return Nothing::forward(rank, inputs, outputs);
+  }
+};
+
+// Ranks that were ended with the run did not fail, and nothing is said of them.
+TEST_F(Dump, IsNotOfWhatWasUnderWayWhenTheRunWasInterrupted) {
+  const Registry families = with_subject<Interrupts>("interrupts");
+  const Case line = parse("linear_column tp=2 subject=interrupts", families);
+  EXPECT_EXIT(
+      {
+        catch_interrupts();
+        Progress silent;
+        const Report report = run_line(line, options_, families, silent);
+        std::_Exit(interrupted() && report.cases.empty() && report.dumped.empty() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(folders().empty());
 }
 
 TEST_F(Dump, ThatCannotBeWrittenIsToldNotThrown) {
