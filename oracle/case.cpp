@@ -147,16 +147,20 @@ std::vector<int64_t> parse_list(std::string_view key, std::string_view value) {
 }
 
 // Close is: a few slips away (2, or a third of the word, never all of it), or the word begins the
-// choice, or is part of it. A choice that the word begins counts as one slip.
+// choice, or one is part of the other. A choice that the word begins counts as one slip.
 std::string nearest(std::string_view word, const std::vector<std::string>& choices) {
+  const auto holds = [](std::string_view whole, std::string_view part) {
+    return part.size() >= 4 && whole.find(part) != whole.npos;
+  };
   std::string best;
   size_t best_score = std::max<size_t>(2, word.size() / 3) + 1;
   if (word.empty()) return best;
   for (const std::string& choice : choices) {
     size_t score = edit_distance(word, choice);
     if (score >= std::max(word.size(), choice.size())) continue;
-    if (choice.starts_with(word)) score = std::min<size_t>(score, 1);
-    if (word.size() >= 4 && choice.find(word) != std::string::npos)
+    if (choice.starts_with(word))
+      score = std::min<size_t>(score, 1);
+    else if (holds(choice, word) || holds(word, choice))
       score = std::min<size_t>(score, 2);
     if (score < best_score) best = choice, best_score = score;
   }

@@ -601,12 +601,18 @@ void check_exact(const Case& line, const Registry& registry) {
   const Contract& contract = registry.contract(line.contract);
   if (line.text("fill") == name(Fill::integers) && contract.integer_range &&
       !contract.integer_range(line)) {
-    const auto other = inexact(contract, line);
-    throw BadInput(fmt::format(
-        "key 'fill': expected a size at which integers stay exact in {}, met {} {}; "
-        "use {}",
-        line.text("dtype"), line.contract, other ? "with " + other->has : "without such a range",
-        shorter_sums(line, registry)));
+    const std::string& dtype = line.text("dtype");
+    const std::string use = shorter_sums(line, registry);
+    if (const auto other = inexact(contract, line))
+      throw BadInput(
+          fmt::format("key 'fill': expected integers that stay exact in {} (fill=integers is the "
+                      "default of {}), "
+                      "met none with {}; use {}",
+                      dtype, line.contract, other->has, use));
+    throw BadInput(
+        fmt::format("key 'fill': expected a size at which integers stay exact in {}, met {} "
+                    "without such a range; use {}",
+                    dtype, line.contract, use));
   }
 }
 

@@ -315,6 +315,9 @@ std::string checked(const Key& key, std::string_view value) {
   std::vector<std::string> known;
   for (const Key* key : keys) known.push_back(key->name);
   std::string close = did_you_mean(name, known);
+  if (name == "plan" && !c.plans.empty())
+    close = fmt::format("; a subject declares its plan ({}) in Declared::plan, no line does",
+                        joined(c.plans, ", "));
   throw BadInput(fmt::format(
       "key {}: expected a key of {}, met one that it does not take{}", shown(name), c.name,
       close.empty() ? fmt::format("; it takes {}", joined(known, " ")) : close));

@@ -317,6 +317,8 @@ TEST(Nearest, IsAFewSlipsAwayOrABeginning) {
   EXPECT_EQ(nearest("reduce_scatter", names), "mapping_reduce_scatter");
   EXPECT_EQ(nearest("mlpp", names), "mlp");
   EXPECT_EQ(nearest("attention", names), "");
+  EXPECT_EQ(nearest("my_linear_row_x", names), "linear_row");
+  EXPECT_EQ(nearest("conv_width", {"channels", "width"}), "width");
   EXPECT_EQ(nearest("", names), "");
   EXPECT_EQ(nearest("xy", {"tp", "cp"}), "");  // everything is two slips from two letters
   EXPECT_EQ(nearest("tq", {"cp", "tp"}), "tp");
