@@ -305,8 +305,17 @@ std::string checked(const Key& key, std::string_view value) {
   return key.normal ? key.normal(value) : std::string(value);
 }
 
+// A key that another contract has is no slip.
+bool is_key_of_any(const std::string& name, const Registry& registry) {
+  return std::any_of(registry.contracts().begin(), registry.contracts().end(),
+                     [&](const Contract& c) {
+                       return std::any_of(c.keys.begin(), c.keys.end(),
+                                          [&](const Key& key) { return key.name == name; });
+                     });
+}
+
 [[noreturn]] void refuse_key(const std::string& name, const Contract& c,
-                             const std::vector<const Key*>& keys) {
+                             const std::vector<const Key*>& keys, const Registry& registry) {
   if (name == "nodes")
     throw BadInput(
         "key 'nodes': expected in `explain` only, met in a line that is to run; leave it out");
@@ -314,7 +323,7 @@ std::string checked(const Key& key, std::string_view value) {
     throw BadInput(fmt::format("key '{}': reserved and not there yet; leave it out", name));
   std::vector<std::string> known;
   for (const Key* key : keys) known.push_back(key->name);
-  std::string close = did_you_mean(name, known);
+  std::string close = is_key_of_any(name, registry) ? "" : did_you_mean(name, known);
   if (name == "plan" && !c.plans.empty())
     close = fmt::format("; a subject declares its plan ({}) in Declared::plan, no line does",
                         joined(c.plans, ", "));
@@ -326,7 +335,8 @@ std::string checked(const Key& key, std::string_view value) {
 // One word of the line into the case; `given` remembers which keys were. A canonical line has its
 // keys in their order.
 void read_word(const std::string& word, size_t number, const Contract& c,
-               const std::vector<const Key*>& keys, std::vector<bool>& given, Case& line) {
+               const std::vector<const Key*>& keys, std::vector<bool>& given, Case& line,
+               const Registry& registry) {
   size_t equals = word.find('=');
   if (equals == std::string::npos || equals == 0 || word.find('=', equals + 1) != std::string::npos)
     throw BadInput(fmt::format("word {}: expected key=value, such as tp=4", shown(word)));
@@ -335,7 +345,7 @@ void read_word(const std::string& word, size_t number, const Contract& c,
   size_t i = number;
   if (i >= keys.size() || !is_named(keys[i]))
     i = size_t(std::find_if(keys.begin(), keys.end(), is_named) - keys.begin());
-  if (i == keys.size()) refuse_key(name, c, keys);
+  if (i == keys.size()) refuse_key(name, c, keys, registry);
   if (given[i])
     throw BadInput(fmt::format("key '{}': expected once, met twice ({} and {}); leave one out",
                                name, shown(line.keys[i].second), shown(value)));
@@ -416,7 +426,8 @@ Case parse_words(const std::vector<std::string>& words, const Registry& registry
   std::vector<const Key*> keys = key_list(contract);
   Case line = at_defaults(contract, keys);
   std::vector<bool> given(keys.size());
-  for (size_t i = 1; i < words.size(); ++i) read_word(words[i], i - 1, contract, keys, given, line);
+  for (size_t i = 1; i < words.size(); ++i)
+    read_word(words[i], i - 1, contract, keys, given, line, registry);
   line.derive();
   require_derived(line, keys);
   check_together(line, registry);

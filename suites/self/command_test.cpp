@@ -208,6 +208,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", "scan_context", "cp=2", "decay=log"},
        {"fill=integers is the default of scan_context", "none with decay=log; use fill=normal"}},
       {{"run", "scan_context", "plan=ring"}, {"'plan'", "(ring, regather)", "Declared::plan"}},
+      {{"run", "scan_context", "tp=2", "sp=on"}, {"'sp'", "does not take; it takes tp cp"}},
       {{"run", "linear_row", "plan=ring"}, {"'plan'", "it takes tp cp"}},
       {{"run", "attention_ring", "tokens=16384"}, {"multiplications", "smaller extents"}},
       {{"run", "attention_ring", "docs=0,0"},
