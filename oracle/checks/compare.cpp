@@ -276,7 +276,8 @@ Finding explain(const Tensor& t, const Whole& want, const std::function<double(i
   f.numeric = true;
   f.wrong = c.wrong;
   f.compared = c.compared;
-  const Pattern p = pattern_of({wrong, c.wrong, c.compared, &want, &t.what, t.layout, &t.e.mesh});
+  const Pattern p =
+      pattern_of({wrong, c.wrong, c.compared, &want, &t.what, t.layout, &t.e.mesh, t.gradient});
   f.pattern = p.text;
   f.means = p.means;
   return f;

@@ -212,9 +212,9 @@ Pattern content(const Wrongness& w) {
   if (all(w, [](auto& e) { return std::isinf(e.got); }))
     return {"infinite", "an overflow, or a division by zero"};
   if (all(w, [](auto& e) { return e.got == 0; }))
-    return {"zero",
-            "nothing arrived here: a block that was lost, or a gradient that has no way back to "
-            "its input"};
+    return {"zero", std::string("nothing arrived here: a block that was lost, or ") +
+                        (w.gradient ? "a gradient that has no way back to its input"
+                                    : "a part that no rank computes")};
   if (const double f = common_factor(w); f != 0 && (!one || !factor_name(f, *w.mesh).empty())) {
     const std::string is = factor_name(f, *w.mesh);
     return {fmt::format("x {}{}", factor_text(f), is.empty() ? "" : " = " + is),

@@ -23,6 +23,7 @@ struct Wrongness {
   const Operand* operand = nullptr;
   Layout layout;  // of the result
   const Mesh* mesh = nullptr;
+  bool gradient = false;  // else a result of the forward, of which no backward is to blame
 };
 
 struct Pattern {

@@ -573,6 +573,22 @@ TEST(Patterns, OfTheFirstOfManyOnlyTheContentIsSaid) {
             "zero, as far as the first 2 of them go");
 }
 
+// What is lost in a forward has no way back to go.
+TEST(Patterns, OfAForwardNoGradientIsSpokenOf) {
+  const auto zero = [](int, int64_t i, double v) { return i % 6 == 5 ? 0 : v; };
+  auto play = gather(2, "", {12, 6});
+  EXPECT_EQ(planted(*play, zero).means,
+            "nothing arrived here: a block that was lost, or a part that no rank computes");
+  const Mesh mesh({{Axis::tp, 2}});
+  const Operand x{"x", Operand::input, {2, 1}, on_tp(S(0))};
+  const WrongElement all[] = {{0, 0, 0, 1}, {1, 1, 0, 1}};
+  const Whole want{{2, 1}, {1.0, 1.0}};
+  EXPECT_EQ(
+      pattern_of({all, 2, 2, &want, &x, x.layout, &mesh, /*gradient=*/true}).means,
+      "nothing arrived here: a block that was lost, or a gradient that has no way back to its "
+      "input");
+}
+
 // ---- Adjoint: what the classic mistakes read ----
 
 enum Reads { one, p, one_over_p, other };
