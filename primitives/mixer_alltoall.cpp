@@ -72,14 +72,14 @@ View taken_in_order(Rank& rank, const List& places, const View& from, DType type
   return to;
 }
 
-View summed_by_group(Parallel& p, const MixerShape& m, const View& by_head) {
+View summed_by_group(Parallel& p, const MixerShape& m, const View& by_head, bool in_runs) {
   const int64_t shared = m.own_heads() / m.own_groups();
   if (shared == 1) return by_head;
   const int dim = things_dim(by_head);
   const View sum = p.workspace(p.accumulate, with_extent(by_head.shape, dim, m.own_groups())),
-             heads = unfolded(by_head, dim, shared);
+             heads = unfolded(by_head, dim, in_runs ? shared : m.own_groups());
   set_zero(sum);
-  for (int64_t i = 0; i < shared; ++i) add_into(heads.narrow(dim + 1, i, 1), sum);
+  for (int64_t i = 0; i < shared; ++i) add_into(heads.narrow(dim + in_runs, i, 1), sum);
   return sum;
 }
 
@@ -121,7 +121,7 @@ namespace {
 struct Heads {
   const MixerShape& m;
   const MixerSaved& saved;
-  bool wide;
+  bool in_runs, wide;
 
   Chunk chunk() const {
     return {tensor(saved.decays()), tensor(reach()), m.batch,
@@ -131,7 +131,8 @@ struct Heads {
   // b' or c' as heads read them: the same one for the heads of a group.
   Tensor of_group(size_t filter) const {
     const View groups = saved.filters[filter].out.view();
-    return tensor(repeated(groups, last(groups), m.own_heads() / m.own_groups()));
+    const int by_shared = in_runs ? last(groups) : things_dim(groups);
+    return tensor(repeated(groups, by_shared, m.own_heads() / m.own_groups()));
   }
   Tensor written() const { return of_group(1); }
   Tensor read() const { return of_group(2); }
@@ -306,7 +307,7 @@ std::unique_ptr<Saved> MixerAlltoall::forward(Rank& rank, std::span<const View> 
   for (const Filter& f : saved->filters) run(f, saved->filtered.view(), m.batch, wide);
 
   const DType type = accumulation_of(line);
-  const Heads heads{m, *saved, wide};
+  const Heads heads{m, *saved, heads_in_runs(), wide};
   const View x = saved->x(), y = rank.workspace(type, x.shape);
   saved->states = Kept(type, {heads.reach().elements(), m.own_heads(), m.state_dim, m.head_dim});
   heads.keep_states();
@@ -356,7 +357,7 @@ void MixerAlltoall::gradients_of(Parallel& p, MixerSaved& saved, const View& g_b
 std::array<View, 3> MixerAlltoall::back_through_states(Parallel& p, const MixerShape& m,
                                                        const MixerSaved& saved, const View& g,
                                                        const View& of_a) {
-  const Heads heads{m, saved, p.accumulate == DType::f64};
+  const Heads heads{m, saved, heads_in_runs(), p.accumulate == DType::f64};
   const View states = saved.states.view(), adjoints = p.workspace(p.accumulate, states.shape),
              x = saved.x();
   heads.adjoints(g, adjoints);
@@ -372,8 +373,8 @@ std::array<View, 3> MixerAlltoall::back_through_states(Parallel& p, const MixerS
              of_decays = decay_gradient(p.rank, of_a);
   heads.decay_gradient(adjoints, of_decays);
   hand_out(p.rank, of_decays, saved.decays(), of_a);
-  return {stored(p, of_x), stored(p, summed_by_group(p, m, of_b)),
-          stored(p, summed_by_group(p, m, of_c))};
+  return {stored(p, of_x), stored(p, summed_by_group(p, m, of_b, heads_in_runs())),
+          stored(p, summed_by_group(p, m, of_c, heads_in_runs()))};
 }
 
 // The gradient of what a filter was fed with, in the order of the row; those of the filter and its

@@ -72,6 +72,8 @@ class MixerAlltoall : public WithDecays {
   virtual int64_t place_of_copy(const MixerShape&, int64_t group, int64_t copy) const;
   virtual void sum_copies(Rank&, const MixerShape&, const View& copies, const View& gradient);
   virtual DType type_of_copies(const Case&) const;  // on their way back
+  // Whether the heads of a group lie side by side.
+  virtual bool heads_in_runs() const { return true; }
 
   // The first of the heads, or groups, whose parameters a rank works with.
   virtual int64_t first(Slice, const MixerShape&) const;

@@ -235,9 +235,9 @@ std::vector<Key> keys() {
 
 std::vector<std::string> cases(const std::string& tier) {
   const auto smoke =
-      crossed({"mixer_alltoall"},
-              {"cp=2 docs=5,1,6 layout=zigzag", "cp=4 tokens=16 groups=2",
-               "cp=2 dtype=bf16 fill=normal tokens=12 groups=2", "cp=2 tp=2 tokens=8 groups=2"});
+      crossed({"mixer_alltoall"}, {"cp=2 docs=5,1,6 layout=zigzag", "cp=4 tokens=16 groups=2",
+                                   "cp=2 dtype=bf16 fill=normal tokens=12 heads=8 groups=4",
+                                   "cp=2 tp=2 tokens=8 groups=2"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"mixer_alltoall", "mixer_alltoall cp=2",
                                        "mixer_alltoall cp=3", "mixer_alltoall cp=4",
@@ -259,7 +259,7 @@ std::vector<std::string> cases(const std::string& tier) {
         "mixer_alltoall cp=2 tp=2 order=cp,tp dtype=f32 fill=normal tokens=12 groups=4",
         "mixer_alltoall cp=2 strides=expanded_inputs dtype=f32 fill=normal tokens=12",
         "mixer_alltoall cp=4 tp=2 tokens=8 groups=4",
-        "mixer_alltoall cp=2 tokens=8 heads=4 groups=4", "mixer_alltoall cp=3 fill=large tokens=12",
+        "mixer_alltoall cp=2 tokens=8 heads=8 groups=4", "mixer_alltoall cp=3 fill=large tokens=12",
         "mixer_alltoall tp=3 tokens=12",
         "mixer_alltoall cp=2 layout=zigzag tokens=16 heads=6 groups=2",
         "mixer_alltoall cp=3 layout=zigzag_row docs=9,1,8",

@@ -148,6 +148,10 @@ struct GroupsAsTiles final : MixerAlltoall {
     return copy * m.groups + group;
   }
 };
+// Of the groups of a rank each head reads the next one, in place of a run of heads each.
+struct GroupsInTurn final : MixerAlltoall {
+  bool heads_in_runs() const override { return false; }
+};
 // Gradients of copies: that of the first is taken for the sum.
 struct FirstCopyOnly final : MixerAlltoall {
   void sum_copies(Rank&, const MixerShape& m, const View& copies, const View& gradient) override {
@@ -247,6 +251,7 @@ constexpr RowsOf of{"mixer_alltoall"};
 const char* const three = "cp=3 tokens=12";
 const char* const in_zigzag = "cp=3 tokens=12 layout=zigzag";
 const char* const copied_groups = "cp=4 tokens=12 groups=2";
+const char* const groups_of_a_rank = "cp=2 tokens=8 heads=8 groups=4";
 const char* const documents = "cp=2 docs=5,1,6";
 
 const char* const padded = "cp=3 docs=6,4";
@@ -293,6 +298,9 @@ const Row rows[] = {
     of("groups_as_tiles", twin<GroupsAsTiles>, "forward", "ledger",
        "huggingface/transformers 37533: repeat in place of repeat_interleave", copied_groups,
        "1 < groups < cp"),
+    of("groups_in_turn", twin<GroupsInTurn>, "forward", "ledger",
+       "huggingface/transformers 37533: repeat in place of repeat_interleave", groups_of_a_rank,
+       "2 groups a rank, of 2 heads each"),
     of("first_copy_only", twin<FirstCopyOnly>, "gradient,adjoint", "forward,ledger",
        "the backward of a repeat that takes one of its copies", copied_groups, "groups < cp"),
     of("copies_averaged", twin<CopiesAveraged>, "gradient,adjoint", "forward,ledger",
