@@ -212,7 +212,8 @@ Refusal malformed(const std::vector<int64_t>& offsets, const std::string& key,
                       "a document has 0 tokens or more");
   if (offsets.back() == 0)
     return Rejected(key + " with one token at least",
-                    std::to_string(offsets.size() - 1) + " documents without any",
+                    std::to_string(offsets.size() - 1) +
+                        (offsets.size() == 2 ? " document without any" : " documents without any"),
                     "give one of them a token");
   const std::string end = std::to_string(offsets.back());
   return when(offsets.back() != tokens,

@@ -213,6 +213,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"run", "attention_ring", "tokens=16384"}, {"multiplications", "smaller extents"}},
       {{"run", "attention_ring", "docs=0,0"},
        {"docs with one token at least", "met 2 documents without any", "give one of them"}},
+      {{"run", "mixer_alltoall", "docs=0"}, {"docs with one token", "met 1 document without any"}},
       {{"run", "attention_ring", "docs=5,4", "tokens=8"},
        {"docs that add up to all 8 tokens", "met a sum of 9", "tokens=9"}},
       {{"run", "attention_ring", "docs=5,-1"},
