@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "oracle/checks/patterns.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
@@ -190,17 +191,22 @@ std::string meaning(const CaseResult& c, const CheckResult& first) {
     return !f.means.empty() &&
            !(wrong_forward && f.numeric && compares_backward_with_forward(check));
   };
+  const Finding* worst = first.findings.empty() ? nullptr : &first.findings[0];
   const auto about_another = [&](const Finding& f) {
-    return f.tensor.empty() || first.findings.empty() || f.tensor != first.findings[0].tensor;
+    return f.tensor.empty() || !worst || f.tensor != worst->tensor;
+  };
+  // Values that no rounding explains are not explained by another tensor's roundings.
+  const auto explains = [&](const Finding& f) {
+    return &f == worst || !worst || !worst->numeric || f.means != means_of_roundings;
   };
   for (const Finding& f : first.findings)
-    if (speaks(first, f))
+    if (speaks(first, f) && explains(f))
       return about_another(f) ? subject_of(first.check, f) + ": " + f.means : f.means;
   if (wrong_forward && ended(c, "gradient", Verdict::passed))
     if (std::string means = times_too_often(c); !means.empty()) return means;
   for (const CheckResult& check : c.checks)
     for (const Finding& f : check.findings)
-      if (speaks(check, f))
+      if (speaks(check, f) && explains(f))
         return about_another(f) ? subject_of(check.check, f) + ": " + f.means : f.means;
   return wrong_forward ? of_forward_and_backward(c) : "";
 }

@@ -178,6 +178,11 @@ bool in_place(const Wrongness& w) {
   return all(w, [](auto& e) { return std::abs(e.got - e.want) <= close * std::abs(e.want); });
 }
 
+// Several values, and the truth is 0 at each.
+bool where_nothing_is_due(const Wrongness& w) {
+  return w.wrong.size() > 2 && all(w, [](auto& e) { return e.want == 0 && std::isfinite(e.got); });
+}
+
 // Each is off, and all of them together by less than a fifth: what is there is mostly the truth.
 bool near_everywhere(const Wrongness& w) {
   if (cut(w) || w.total != w.compared || w.wrong.size() < 8) return false;
@@ -206,6 +211,12 @@ bool permuted(const Wrongness& w) {
   return true;
 }
 
+std::string where_zero_is_due(const Wrongness& w) {
+  return std::string("padding, a place that is masked or a row of no token") +
+         (w.gradient ? ", an input that no result depends on" : "") +
+         ": it was counted, or written to, or never cleared";
+}
+
 Pattern content(const Wrongness& w) {
   const bool one = !cut(w) && one_place(w) != "";
   if (all(w, [](auto& e) { return std::isnan(e.got); })) return {"NaN", means_of_nan};
@@ -228,11 +239,8 @@ Pattern content(const Wrongness& w) {
             fmt::format("the parts of the ranks {}add up to the truth: the reduction is missing",
                         of_every_rank ? "" : "along " + axes + " ")};
   }
-  if (in_place(w))
-    return {
-        "off by roundings",
-        "a rounding more than is due: a division before a sum (a bias / p on each of p ranks), or "
-        "a narrower type on the way; or terms are missing that are nearly nothing here"};
+  if (where_nothing_is_due(w)) return {"values where 0 is due", where_zero_is_due(w)};
+  if (in_place(w)) return {"off by roundings", means_of_roundings};
   if (!cut(w) && permuted(w))
     return {"values of the truth from other places",
             "blocks that went to the wrong owner, or were put together in the wrong order"};

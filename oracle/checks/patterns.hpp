@@ -36,6 +36,11 @@ Pattern pattern_of(const Wrongness&);
 inline constexpr const char* means_of_nan =
     "never written (fresh buffers hold NaN), or computed from memory that was never written";
 
+// What is off by so little says: of a result that is wrong by more it says nothing.
+inline constexpr const char* means_of_roundings =
+    "a rounding more than is due: a division before a sum (a bias / p on each of p ranks), or a "
+    "narrower type on the way; or terms are missing that are nearly nothing here";
+
 // "tp", "1/tp", "tp*dp", "tp or cp": products of axis sizes that a factor stands for; "" for none.
 std::string factor_name(double factor, const Mesh&);
 // What a factor between a result and the truth (or between the sides of a pairing) means.

@@ -563,6 +563,30 @@ TEST(Patterns, OfSumsOfRoundedTermsAllAreNearTheTruth) {
   }
 }
 
+// Rows 4..7 are padding, and were written to. Two zeros that are hit may be chance; a part of a sum
+// is no padding.
+TEST(Patterns, ValuesWhereZeroIsDue) {
+  const Mesh mesh({{Axis::tp, 2}});
+  const Operand y{"y", Operand::output, {8, 2}, on_tp(S(0))};
+  Whole want{{8, 2}, std::vector<double>(16, 3.0)};
+  std::vector<WrongElement> wrong;
+  for (int64_t at = 8; at < 16; ++at) {
+    want.value[size_t(at)] = 0;
+    wrong.push_back({at, 1, double(at % 3) + 0.5, 0});
+  }
+  const auto said = [&](size_t n, bool gradient) {
+    return pattern_of(
+        {std::span(wrong).first(n), int64_t(n), 16, &want, &y, y.layout, &mesh, gradient});
+  };
+  EXPECT_EQ(said(8, false).text, "block of rank 1, values where 0 is due");
+  EXPECT_EQ(said(8, false).means.find("padding, a place that is masked or a row of no token:"), 0u)
+      << said(8, false).means;
+  EXPECT_NE(said(8, true).means.find("an input that no result depends on"), std::string::npos);
+  EXPECT_EQ(said(2, false).text, "row 4");
+  wrong[3].want = 1e-3;
+  EXPECT_EQ(said(8, false).text, "block of rank 1");
+}
+
 // The first two of ten are there: no place is known, and what they have in common is theirs alone.
 TEST(Patterns, OfTheFirstOfManyOnlyTheContentIsSaid) {
   const Mesh mesh({{Axis::tp, 2}});

@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "oracle/case.hpp"
+#include "oracle/checks/patterns.hpp"
 #include "oracle/comm/door.hpp"
 #include "oracle/report.hpp"
 #include "oracle/report_parts.hpp"
@@ -482,6 +483,29 @@ TEST(Block, OfAWrongForwardNoBackwardIsToBlame) {
   // A right forward leaves the backward alone with it.
   c.checks = {check("forward", Verdict::passed), adjoint};
   says("the backward is not the transpose of the forward\n");
+}
+
+// Values that no rounding explains are not explained by the roundings of another tensor.
+TEST(Block, RoundingsElsewhereDoNotExplainWrongValues) {
+  CaseResult c = bias_summed_twice();
+  ASSERT_EQ(c.checks[1].check, "gradient");
+  Finding rounded = c.checks[1].findings[0];
+  rounded.tensor = "gradient of w", rounded.means = means_of_roundings;
+  c.checks[1].findings[0].means.clear(), c.checks[1].findings[0].numeric = true;
+  c.checks[1].findings.push_back(rounded);
+  CheckResult replica = check("replica", Verdict::failed, inf);
+  replica.findings = {rounded};
+  c.checks.push_back(replica);
+  EXPECT_FALSE(contains(block(c, "p"), "means ")) << block(c, "p");
+  c.checks[1].findings = {rounded};
+  EXPECT_TRUE(contains(block(c, "p"), "means      a rounding more than is due")) << block(c, "p");
+  // What has no values may be the work of a rounding.
+  c.checks[1].findings.clear();
+  Finding parted;
+  parted.message = "copies differ";
+  c.checks[1].findings = {parted};
+  EXPECT_TRUE(contains(block(c, "p"), "means      replica of gradient of w: a rounding more"))
+      << block(c, "p");
 }
 
 // What another check found is said of that.
