@@ -11,6 +11,7 @@ namespace {
 using List = std::vector<int64_t>;
 
 int things_dim(const View& v) { return int(v.shape.size()) - 2; }
+int64_t things(const View& v) { return v.shape[size_t(things_dim(v))]; }
 
 // [.., heads] as [.., heads, 1].
 View with_feature(View v) {
@@ -70,6 +71,11 @@ View taken_in_order(Rank& rank, const List& places, const View& from, DType type
     convert(from.narrow(0, row, n), to.narrow(0, at, n));
   });
   return to;
+}
+
+// For as many rows and things of what is like v otherwise.
+View room(Rank& rank, const View& v, int64_t rows, int64_t things) {
+  return rank.workspace(v.dtype, with_extent(with_extent(v.shape, 0, rows), things_dim(v), things));
 }
 
 View summed_by_group(Parallel& p, const MixerShape& m, const View& by_head, bool in_runs) {
@@ -197,26 +203,22 @@ void MixerAlltoall::heads_for_tokens(Rank& rank, const View& by_heads, const Vie
 std::vector<View> MixerAlltoall::exchanged(Rank& rank, const std::vector<View>& by_tokens) {
   const int64_t p = rank.along(Axis::cp).size();
   if (p == 1) return by_tokens;
-  std::vector<View> list;
+  std::vector<View> by_heads;
   for (const View& v : by_tokens) {
-    auto shape = with_extent(v.shape, 0, v.shape[0] * p);
-    shape[size_t(things_dim(v))] /= p;
-    list.push_back(rank.workspace(v.dtype, std::move(shape)));
-    tokens_for_heads(rank, v, list.back());
+    by_heads.push_back(room(rank, v, v.shape[0] * p, things(v) / p));
+    tokens_for_heads(rank, v, by_heads.back());
   }
-  return list;
+  return by_heads;
 }
 std::vector<View> MixerAlltoall::returned(Rank& rank, const std::vector<View>& by_heads) {
   const int64_t p = rank.along(Axis::cp).size();
   if (p == 1) return by_heads;
-  std::vector<View> list;
+  std::vector<View> by_tokens;
   for (const View& v : by_heads) {
-    auto shape = with_extent(v.shape, 0, v.shape[0] / p);
-    shape[size_t(things_dim(v))] *= p;
-    list.push_back(rank.workspace(v.dtype, std::move(shape)));
-    heads_for_tokens(rank, v, list.back());
+    by_tokens.push_back(room(rank, v, v.shape[0] / p, things(v) * p));
+    heads_for_tokens(rank, v, by_tokens.back());
   }
-  return list;
+  return by_tokens;
 }
 
 int64_t MixerAlltoall::place_of_copy(const MixerShape& m, int64_t group, int64_t copy) const {
@@ -236,6 +238,7 @@ View MixerAlltoall::copied(Rank& rank, const MixerShape& m, const View& groups) 
 
 void MixerAlltoall::sum_copies(Rank& rank, const MixerShape& m, const View& copies,
                                const View& gradient) {
+  if (m.copies() == 1) return convert(copies, gradient);
   const int dim = things_dim(gradient);
   const View sum = rank.workspace(accumulation_of(rank.line()), gradient.shape);
   set_zero(sum);
@@ -278,7 +281,7 @@ void MixerAlltoall::take(Rank& rank, const MixerShape& m, std::span<const View> 
   const List places = order(c, Way::inputs);
   for (size_t i = 0; i < 3; ++i) {
     const View& rows = by_heads[i];
-    const int64_t n = rows.shape[size_t(things_dim(rows))];
+    const int64_t n = things(rows);
     saved.filters[i] = Filter(rows, own(inputs[4 + i], m, i, n), own(inputs[7 + i], m, i, n));
     put_in_order(places, rows, saved.filters[i].own_rows(saved.filters[i].all.view()));
   }
