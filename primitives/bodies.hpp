@@ -39,7 +39,7 @@
 #define SHARDPROOF_VOCAB_BODIES(each)                                                 \
   each(LookUp) each(ScatterAdd) each(ShardMaximum) each(ShardSums) each(LossOfShards) \
       each(ShardGradient) each(ShardExps) each(LogProbabilities) each(CotangentSum)   \
-          each(LogSoftmaxGradient)
+          each(LogSoftmaxGradient) each(ShardScores) each(TokenLogProbs) each(LogProbGradient)
 
 #define SHARDPROOF_EXPERT_BODIES(each) \
   each(TakeRows) each(WeighedRows) each(RowsOfToken) each(ProbGradient)

@@ -12,11 +12,6 @@ struct CrossEntropySaved : Saved {
   Kept greatest, exps;
 };
 
-int64_t own_classes(const View& logits) { return logits.shape.back(); }
-int64_t first_class(const Parallel& p, const View& logits) {
-  return p.tp.rank() * own_classes(logits);
-}
-
 }  // namespace
 
 void VocabCrossEntropy::maximum(Parallel& p, const View& own, const View& all) const {
@@ -29,7 +24,7 @@ int64_t VocabCrossEntropy::classes(const Case& line, int64_t) const { return lin
 double VocabCrossEntropy::smoothing(const Case& line, int64_t classes, bool) const {
   return smoothing_of(line, classes);
 }
-View VocabCrossEntropy::labels_of_losses(Parallel&, const View& labels, int64_t, int64_t) const {
+View VocabCrossEntropy::labels_of_forward(Parallel&, const View& labels, int64_t, int64_t) const {
   return labels;
 }
 View VocabCrossEntropy::labels_of_gradients(Parallel&, const View& labels, int64_t, int64_t) const {
@@ -58,8 +53,8 @@ std::unique_ptr<Saved> VocabCrossEntropy::forward(Rank& rank, std::span<const Vi
   Parallel p(rank);
   const bool wide = p.accumulate == DType::f64;
   const View& logits = inputs[0];
-  const int64_t own = own_classes(logits), first = first_class(p, logits);
-  const View labels = labels_of_losses(p, inputs[1], first, own);
+  const int64_t own = own_classes(logits), first = first_class(p.tp, logits);
+  const View labels = labels_of_forward(p, inputs[1], first, own);
   auto saved = std::make_unique<CrossEntropySaved>();
   saved->logits = logits, saved->labels = inputs[1];
   const std::vector<int64_t> tokens{inputs[1].elements()};
@@ -92,7 +87,7 @@ void VocabCrossEntropy::backward(Rank& rank, Saved& state, std::span<const View>
                                  std::span<const View> gradients) {
   Parallel p(rank);
   const auto& saved = static_cast<const CrossEntropySaved&>(state);
-  const int64_t own = own_classes(saved.logits), first = first_class(p, saved.logits);
+  const int64_t own = own_classes(saved.logits), first = first_class(p.tp, saved.logits);
   const int64_t over = classes(rank.line(), own);
   perform(ShardGradient{{tensor(labels_of_gradients(p, saved.labels, first, own)), first, own},
                         tensor(saved.logits),

@@ -31,7 +31,7 @@ class VocabCrossEntropy : public Kernel {
   virtual int64_t classes(const Case&, int64_t own) const;
   virtual double smoothing(const Case&, int64_t classes, bool backward) const;
   // Labels as the two halves read them, those of own classes being first .. first + own - 1.
-  virtual View labels_of_losses(Parallel&, const View&, int64_t first, int64_t own) const;
+  virtual View labels_of_forward(Parallel&, const View&, int64_t first, int64_t own) const;
   virtual View labels_of_gradients(Parallel&, const View&, int64_t first, int64_t own) const;
 };
 

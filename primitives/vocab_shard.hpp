@@ -9,6 +9,11 @@
 //                  a label of -100 is ignored: loss 0, dz 0
 //   log-softmax    y_tj = (z_tj - m_t) - log E_t; dz_tj = g_tj - exp(z_tj - m_t)/E_t G_t, G_t the
 //                  sum of g_tj over the classes of all ranks
+//   log-probs      of softmax(z / T): x_tj = (z_tj - m_t) / T, E_t = sum_j exp(x_tj), q_t = x_ty,
+//                  S_t = sum_j exp(x_tj) x_tj, over the classes of all ranks
+//                  log-prob q_t - log E_t, entropy H_t = log E_t - S_t/E_t, p_tj = exp(x_tj)/E_t
+//                  dz_tj = (a_t ([j = y_t] - p_tj) - b_t p_tj (x_tj - S_t/E_t)) / T, a and b the
+//                  cotangents of log-prob and entropy; of a label of -100 log-prob and a are 0
 #pragma once
 #include <cmath>
 
@@ -252,6 +257,87 @@ struct ShardGradient {
       const A p = std::exp(z.load<A>(t * columns + j) - m) / sum;
       const A slope = p - (j == label ? on_label : A(0)) - even;
       dz.store(t * columns + j, ignored ? A(0) : A(cotangent * slope));
+    }
+  }
+};
+
+// E, q and S of the own classes.
+struct ShardScores {
+  static constexpr Shape shape = Shape::rows;
+  OwnIds labels;
+  Tensor z, greatest, exps, target, scores;
+  double temperature = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(labels.ids), f(z), f(greatest), f(exps), f(target), f(scores);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const int64_t columns = labels.own, label = labels.local(t);
+    const A m = greatest.load<A>(t), T = A(temperature);
+    A exp_sum = 0, score_sum = 0;
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      const A score = (z.load<A>(t * columns + j) - m) / T, e = std::exp(score);
+      exp_sum += e;
+      if (e > 0) score_sum += e * score;  // of a logit of -inf the limit, 0
+    }
+    exp_sum = team.sum(exp_sum);
+    score_sum = team.sum(score_sum);
+    if (!team.leads()) return;
+    exps.store(t, exp_sum);
+    scores.store(t, score_sum);
+    target.store(t, label < 0 ? A(0) : A((z.load<A>(t * columns + label) - m) / T));
+  }
+};
+
+struct TokenLogProbs {
+  static constexpr Shape shape = Shape::elements;
+  OwnIds labels;
+  Tensor exps, target, scores, log_probs, entropy;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(labels.ids), f(exps), f(target), f(scores), f(log_probs), f(entropy);
+  }
+  SHARDPROOF_HD int64_t count() const { return log_probs.elements; }
+  template <class A>
+  SHARDPROOF_HD void of(int64_t t) const {
+    const A sum = exps.load<A>(t), log_sum = std::log(sum);
+    log_probs.store(t, labels.ignored(t) ? A(0) : A(target.load<A>(t) - log_sum));
+    entropy.store(t, log_sum - scores.load<A>(t) / sum);
+  }
+  SHARDPROOF_HD void at(int64_t t) const {
+    if (wide)
+      of<double>(t);
+    else
+      of<float>(t);
+  }
+};
+
+// divisor: T, by which a gradient of x becomes one of z.
+struct LogProbGradient {
+  static constexpr Shape shape = Shape::rows;
+  OwnIds labels;
+  Tensor z, of_log_probs, of_entropy, greatest, exps, scores, dz;
+  double temperature = 1, divisor = 1;
+  bool wide = false;
+  template <class F>
+  void each_tensor(F f) {
+    f(labels.ids), f(z), f(of_log_probs), f(of_entropy), f(greatest), f(exps), f(scores), f(dz);
+  }
+  SHARDPROOF_HD int64_t rows() const { return greatest.elements; }
+  template <class A, class Team>
+  SHARDPROOF_HD void row(int64_t t, const Team& team) const {
+    const int64_t columns = labels.own, label = labels.local(t);
+    const A m = greatest.load<A>(t), sum = exps.load<A>(t), mean = scores.load<A>(t) / sum;
+    const A a = labels.ignored(t) ? A(0) : of_log_probs.load<A>(t), b = of_entropy.load<A>(t);
+    for (int64_t j = team.first(); j < columns; j += team.step()) {
+      const A score = (z.load<A>(t * columns + j) - m) / A(temperature), p = std::exp(score) / sum;
+      const A of_p = a * ((j == label ? A(1) : A(0)) - p),
+              of_h = p > 0 ? A(b * (p * (score - mean))) : A(0);
+      dz.store(t * columns + j, (of_p - of_h) / A(divisor));
     }
   }
 };

@@ -7,6 +7,11 @@
 //
 //   log-softmax  y_j = (z_j - m) - log E            dz_j = g_j - exp(z_j - m)/E sum_k g_k
 //
+//   log-probs    x = z / T: the log-probability of a label, x_y - m - log E, and the entropy of its
+//                token, H = log E - mean of x - m under p, p_j = exp(x_j - m)/E
+//                dz_j = (a ([j = y] - p_j) - b p_j (log p_j + H)) / T        a, b: their cotangents
+//                a label of -100 is ignored: log-probability 0, and a with it
+//
 //   packed     tokens predict their successor in the same document; w are weights (masks)
 //              N1 = sum w loss / max(1, sum w) over everything
 //              N2 = mean over groups of [sum w loss / max(1, sum w)] (groups: microbatches,
@@ -49,6 +54,23 @@ struct LogSoftmaxErrors {
 };
 LogSoftmaxErrors log_softmax_errors(In logits, int64_t classes, In g, double u, double u_y,
                                     double tiny);
+
+// Of softmax(logits / temperature), one of each a token; the entropy in nats.
+struct LogProbs {
+  Values log_probs, entropy;
+};
+LogProbs log_probs(In logits, std::span<const int64_t> labels, int64_t classes, double temperature);
+Values log_probs_backward(In logits, std::span<const int64_t> labels, int64_t classes,
+                          double temperature, In of_log_probs, In of_entropy);
+// Bounds on what an implementation in unit roundoff u may err by before it stores, whichever of the
+// usual forms of the entropy it takes: log E - sum p (x - m), m + log E - sum p x, -sum p log p.
+// `logits` are of the gradients, where cotangents are given.
+struct LogProbErrors {
+  Values log_probs, entropy, logits;
+};
+LogProbErrors log_probs_errors(In logits, std::span<const int64_t> labels, int64_t classes,
+                               double temperature, In of_log_probs, In of_entropy, double u,
+                               double tiny);
 
 enum class Normalisation : uint8_t { tokens, groups };  // N1, N2
 // Factor of each token's loss in the scalar: w_t / max(1, sum w), over all tokens (N1) or over the

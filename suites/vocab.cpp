@@ -1,6 +1,8 @@
 // What is cut by the vocabulary: rows of the embedding's table, classes of the logits that the loss
 // is taken of. The embedding is linear in the table; its sums have few terms, of which integers
 // make exact ones.
+#include "suites/vocab.hpp"
+
 #include <algorithm>
 #include <map>
 
@@ -18,14 +20,12 @@
 #include "suites/reading.hpp"
 
 namespace shardproof {
-namespace {
+namespace vocab {
 
 using namespace linears;
-using reference::Values;
 
 std::vector<int64_t> integers(const Whole& w) { return {w.value.begin(), w.value.end()}; }
 
-// One a token, the same on every rank of tp.
 std::vector<int64_t> shape_of_tokens(const Case& c) {
   std::vector<int64_t> shape = token_shape(c, 1);
   shape.pop_back();
@@ -38,11 +38,29 @@ Operand ids_of(const Case& c, const char* name) {
   return ids;
 }
 
+Operand labels_of(const Case& c) {
+  Operand labels = ids_of(c, "labels");
+  if (const int64_t n = c.at("ignored"); n > 0)
+    for (int64_t t = 0; t < product(labels.shape); ++t)
+      labels.stated.push_back(t % n == n - 1 ? double(reference::ignored_label)
+                                             : draw_index(c.seed(), labels.name, c.at("vocab"), t));
+  return labels;
+}
+
 Key index_key(const char* what) {
   Key k{"index", "i64", what};
   k.choices = {"i64", "i32"};
   return k;
 }
+Key ignored_key() { return extent("ignored", "0", 0, "one label in so many is -100; 0: none"); }
+
+}  // namespace vocab
+
+namespace {
+
+using namespace linears;
+using namespace vocab;
+using reference::Values;
 
 // ---- Embedding
 
@@ -193,15 +211,10 @@ double share_of(const Case& c) {
   return c.text("smoothing") == "others" ? alpha_of(c) * V / (V - 1) : alpha_of(c);
 }
 std::vector<Operand> loss_operands(const Case& c) {
-  const auto logits = token_shape(c, c.at("vocab")), tokens = shape_of_tokens(c);
-  Operand labels = ids_of(c, "labels");
-  if (const int64_t n = c.at("ignored"); n > 0)
-    for (int64_t t = 0; t < product(tokens); ++t)
-      labels.stated.push_back(t % n == n - 1 ? double(reference::ignored_label)
-                                             : draw_index(c.seed(), labels.name, c.at("vocab"), t));
-  Operand loss{"loss", Operand::output, tokens, tokens_on(I())};
+  const auto logits = token_shape(c, c.at("vocab"));
+  Operand loss{"loss", Operand::output, shape_of_tokens(c), tokens_on(I())};
   loss.dtype_override = loss_type(c), loss.fixed_dtype = true;
-  return {{"logits", Operand::input, logits, tokens_on(S(last(logits)))}, labels, loss};
+  return {{"logits", Operand::input, logits, tokens_on(S(last(logits)))}, labels_of(c), loss};
 }
 
 // In unit roundoffs of the accumulation; the reference rounds as well.
@@ -261,7 +274,7 @@ std::vector<Key> loss_keys() {
           "label (Megatron)"};
   how.choices = {"all", "others"};
   keys.push_back(how);
-  keys.push_back(extent("ignored", "0", 0, "one label in so many is -100; 0: none"));
+  keys.push_back(ignored_key());
   keys.push_back(index_key("type of the labels"));
   return keys;
 }

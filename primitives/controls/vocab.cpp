@@ -5,6 +5,7 @@
 #include <set>
 
 #include "oracle/registry.hpp"
+#include "primitives/controls/labels.hpp"
 #include "primitives/controls/table.hpp"
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
@@ -15,26 +16,9 @@
 namespace shardproof {
 namespace {
 
-using namespace primitives;
-
-// Ids in workspace, one by one as `read` has them.
-template <class Read>
-View rewritten(Parallel& p, const View& ids, Read read) {
-  const View own = p.workspace(ids.dtype, ids.shape);
-  std::vector<double> list = to_doubles(ids);
-  for (double& id : list) id = double(read(int64_t(id)));
-  fill_from(own, list);
-  return own;
-}
+using namespace controls;
 
 // ---- Which ids are own
-
-// An id of another rank is taken for the first own row.
-View clamped(Parallel& p, const View& ids, int64_t first, int64_t own) {
-  return rewritten(p, ids, [=](int64_t id) {
-    return id == ignored_label || (id >= first && id < first + own) ? id : first;
-  });
-}
 
 // Both halves read ids as `read` has them.
 template <View (*read)(Parallel&, const View&, int64_t, int64_t)>
@@ -126,11 +110,6 @@ struct CotangentSummed final : VocabEmbedding {
 
 // ---- The maximum
 
-// Each rank subtracts the maximum of its own classes.
-struct LocalMaximum final : VocabCrossEntropy {
-  void maximum(Parallel&, const View& own, const View& all) const override { convert(own, all); }
-};
-
 // exp(z) as it is.
 struct MaximumNotSubtracted final : VocabCrossEntropy {
   void maximum(Parallel& p, const View& own, const View& all) const override {
@@ -193,47 +172,6 @@ struct ConventionOfBackward final : VocabCrossEntropy {
 struct BackwardNotSmoothed final : VocabCrossEntropy {
   double smoothing(const Case& line, int64_t classes, bool backward) const override {
     return backward ? 0 : smoothing_of(line, classes);
-  }
-};
-
-// ---- Labels
-
-// A label of another rank is taken for the first own class: its logit is added, and 1 is taken from
-// its gradient.
-struct TargetNotMasked final : VocabCrossEntropy {
-  View labels_of_losses(Parallel& p, const View& labels, int64_t first,
-                        int64_t own) const override {
-    return clamped(p, labels, first, own);
-  }
-  View labels_of_gradients(Parallel& p, const View& labels, int64_t first,
-                           int64_t own) const override {
-    return clamped(p, labels, first, own);
-  }
-};
-
-// The label's logit comes from its rank by a sum that gradients do not pass: a token whose label is
-// elsewhere has none.
-struct GradientOfOwnLabelsAlone final : VocabCrossEntropy {
-  View labels_of_gradients(Parallel& p, const View& labels, int64_t first,
-                           int64_t own) const override {
-    return rewritten(p, labels, [=](int64_t id) {
-      return id >= first && id < first + own ? id : ignored_label;
-    });
-  }
-};
-
-// -100 is out of every range, so that nothing is taken from the gradient; the rest of it stays.
-View not_ignored(Parallel& p, const View& labels) {
-  return rewritten(p, labels, [](int64_t id) { return id == ignored_label ? -1 : id; });
-}
-struct IgnoredGradientLeft final : VocabCrossEntropy {
-  View labels_of_gradients(Parallel& p, const View& labels, int64_t, int64_t) const override {
-    return not_ignored(p, labels);
-  }
-};
-struct IgnoredLossLeft final : VocabCrossEntropy {
-  View labels_of_losses(Parallel& p, const View& labels, int64_t, int64_t) const override {
-    return not_ignored(p, labels);
   }
 };
 
@@ -334,9 +272,6 @@ struct MaximumOfShard final : VocabLogSoftmax {
 
 // ---- What catches them
 
-using controls::Row;
-using controls::twin;
-
 const char* const table = "vocab_embedding";
 const char* const loss = "vocab_cross_entropy";
 const char* const softmax = "vocab_log_softmax";
@@ -367,7 +302,7 @@ const Row rows[] = {
     {table, "cotangent_summed", twin<CotangentSummed>, "gradient,adjoint", "forward,replica",
      "a sum over tp where every rank has the whole cotangent", "tp=4", "sp=off, p >= 2; ratio p"},
 
-    {loss, "local_maximum", twin<LocalMaximum>, "forward,gradient", "",
+    {loss, "local_maximum", twin<LocalMaximum<VocabCrossEntropy>>, "forward,gradient", "",
      "the maximum of a shard taken for that of the row", "tp=4", "p >= 2"},
     {loss, "maximum_not_subtracted", twin<MaximumNotSubtracted>, "forward", "ledger",
      "exp of logits as they are", "tp=4 fill=large", "large logits"},
@@ -386,15 +321,16 @@ const Row rows[] = {
      "tp=4 smoothing=others label_smoothing=0.1", "smoothing"},
     {loss, "backward_not_smoothed", twin<BackwardNotSmoothed>, "gradient", "forward,replica,ledger",
      "a backward written before the smoothing", smoothed, "smoothing"},
-    {loss, "target_not_masked", twin<TargetNotMasked>, "forward,gradient", "replica,ledger",
-     "the target mask of a vocabulary-parallel loss left out", "tp=4", "p >= 2"},
-    {loss, "gradient_of_own_labels_alone", twin<GradientOfOwnLabelsAlone>, "gradient",
-     "forward,replica,ledger", "modelscope/ms-swift 9947", "tp=4", "p >= 2"},
-    {loss, "ignored_gradient_not_zeroed", twin<IgnoredGradientLeft>, "gradient",
+    {loss, "target_not_masked", twin<TargetNotMasked<VocabCrossEntropy>>, "forward,gradient",
+     "replica,ledger", "the target mask of a vocabulary-parallel loss left out", "tp=4", "p >= 2"},
+    {loss, "gradient_of_own_labels_alone", twin<GradientOfOwnLabelsAlone<VocabCrossEntropy>>,
+     "gradient", "forward,replica,ledger", "modelscope/ms-swift 9947", "tp=4", "p >= 2"},
+    {loss, "ignored_gradient_not_zeroed", twin<IgnoredGradientLeft<VocabCrossEntropy>>, "gradient",
      "forward,replica,ledger", "a row of an ignored label left with its softmax", "tp=4 ignored=5",
      "a label of -100"},
-    {loss, "ignored_loss_not_zeroed", twin<IgnoredLossLeft>, "forward", "gradient,replica,ledger",
-     "a label of -100 taken for one of another rank", "tp=4 ignored=5", "a label of -100"},
+    {loss, "ignored_loss_not_zeroed", twin<IgnoredResultLeft<VocabCrossEntropy>>, "forward",
+     "gradient,replica,ledger", "a label of -100 taken for one of another rank", "tp=4 ignored=5",
+     "a label of -100"},
     {loss, "gathered_logits_for_shards", twin<GatheredForShards>, "forward,gradient", "replica",
      "NVIDIA/Megatron-LM 7452 (2)", "tp=4", "p >= 2; loss + log p"},
     {loss, "logits_shifted_in_place", twin<LogitsShiftedInPlace>, "memory",

@@ -30,6 +30,7 @@
 #include "primitives/sharded_step.hpp"
 #include "primitives/vocab_cross_entropy.hpp"
 #include "primitives/vocab_embedding.hpp"
+#include "primitives/vocab_log_probs.hpp"
 #include "primitives/vocab_log_softmax.hpp"
 #include "primitives/zigzag_exchange.hpp"
 
@@ -129,6 +130,7 @@ inline constexpr std::array device_kernels = {
     DeviceKernel{"vocab_embedding", ours<primitives::VocabEmbedding>},
     DeviceKernel{"vocab_cross_entropy", ours<primitives::VocabCrossEntropy>},
     DeviceKernel{"vocab_log_softmax", ours<primitives::VocabLogSoftmax>},
+    DeviceKernel{"vocab_log_probs", ours<primitives::VocabLogProbs>},
     DeviceKernel{"expert_alltoall", ours<primitives::ExpertAlltoall>},
     DeviceKernel{"expert_balance", ours<primitives::ExpertBalance>},
     DeviceKernel{"expert_mlp", ours<primitives::ExpertMlp>},

@@ -587,6 +587,39 @@ void example(Pool& p, const Variant& v, ShardGradient& b) {
        v.wide};
 }
 
+void example(Pool& p, const Variant& v, ShardScores& b) {
+  b = {ids(p, v, v.columns),
+       p.tensor(v.number(), {v.rows, v.columns}, scores(v.columns)),
+       p.tensor(v.number(), {v.rows}, all(0)),
+       p.unwritten(v.number(), {v.rows}),
+       p.unwritten(v.number(), {v.rows}),
+       p.unwritten(v.number(), {v.rows}),
+       0.75,
+       v.wide};
+}
+void example(Pool& p, const Variant& v, TokenLogProbs& b) {
+  b = {ids(p, v, 9),
+       p.tensor(v.number(), {v.rows}, [](int64_t t) { return t + 1; }),
+       p.tensor(v.number(), {v.rows}, halves(1)),
+       p.tensor(v.number(), {v.rows}, halves(2)),
+       p.unwritten(v.number(), {v.rows}),
+       p.unwritten(v.number(), {v.rows}),
+       v.wide};
+}
+void example(Pool& p, const Variant& v, LogProbGradient& b) {
+  b = {ids(p, v, v.columns),
+       p.tensor(v.number(), {v.rows, v.columns}, halves(1)),
+       p.tensor(v.number(), {v.rows}, halves(2)),
+       p.tensor(v.number(), {v.rows}, halves(3)),
+       p.tensor(v.number(), {v.rows}, all(2)),
+       p.tensor(v.number(), {v.rows}, all(4)),
+       p.tensor(v.number(), {v.rows}, all(-3)),
+       p.unwritten(v.number(), {v.rows, v.columns}),
+       0.75,
+       0.5,
+       v.wide};
+}
+
 // Every fifth index is none.
 auto some_of(int64_t count) {
   return [count](int64_t i) { return i % 5 == 4 ? -1 : i * 3 % count; };

@@ -18,7 +18,9 @@
 namespace shardproof {
 
 void family_vocab(Registry&);
+void family_vocab_log_probs(Registry&);
 void controls_vocab(Registry&);
+void controls_vocab_log_probs(Registry&);
 
 namespace {
 namespace vocab_test {
@@ -30,8 +32,8 @@ using Shape = std::vector<int64_t>;
 const Registry& family() {
   static const Registry registry = [] {
     Registry r;
-    family_vocab(r);
-    controls_vocab(r);
+    family_vocab(r), family_vocab_log_probs(r);
+    controls_vocab(r), controls_vocab_log_probs(r);
     return r;
   }();
   return registry;
@@ -96,6 +98,9 @@ TEST(VocabRefusals, AVocabularyIsPaddedOrDivides) {
   for (const char* alpha : {"1", "-0.1", "x", "1.5"})
     EXPECT_THROW(line_of(std::string("vocab_cross_entropy label_smoothing=") + alpha), BadInput)
         << alpha;
+  for (const char* temperature : {"0", "-1", "x", "nan", "inf", "1e7", ""})
+    EXPECT_THROW(line_of(std::string("vocab_log_probs temperature=") + temperature), BadInput)
+        << temperature;
 }
 
 TEST(VocabTraffic, CallsInTheirOrder) {
@@ -122,6 +127,10 @@ TEST(VocabTraffic, CallsInTheirOrder) {
       calls("vocab_log_softmax tp=4 dp=2 tokens=24 dtype=bf16"),
       (Calls{"F all_reduce max 12 f32", "F all_reduce sum 12 f32", "B all_reduce sum 12 f32"}));
   EXPECT_EQ(calls("vocab_log_softmax dp=2"), Calls{});
+  EXPECT_EQ(calls("vocab_log_probs tp=4 dp=2 tokens=24 dtype=bf16"),
+            (Calls{"F all_reduce max 12 f32", "F all_reduce sum 12 f32", "F all_reduce sum 12 f32",
+                   "F all_reduce sum 12 f32"}));
+  EXPECT_EQ(calls("vocab_log_probs dp=2"), Calls{});
 }
 
 TEST(VocabLabels, AreDrawnOrStatedWithIgnoredOnes) {
@@ -182,7 +191,7 @@ TEST(ReferenceEmbedding, AnIdOutsideOfTheTableIsAnError) {
 
 // By ours, or by the twin that the line names.
 Outcome on_ranks(const std::string& text, const std::vector<Numbers>& inputs,
-                 const Numbers& cotangent) {
+                 const std::vector<Numbers>& cotangents) {
   const Case line = line_of(text);
   const std::string& twin = line.text("control");
   const auto make = [&] {
@@ -190,16 +199,16 @@ Outcome on_ranks(const std::string& text, const std::vector<Numbers>& inputs,
                         : family().control(line.contract, twin).make();
   };
   const Outcome run = on_threads::run_kernels(line, contract_of(line).operands(line), make, inputs,
-                                              {cotangent}, [](int, Kernel&) {});
+                                              cotangents, [](int, Kernel&) {});
   for (const std::string& why : run.thrown) EXPECT_EQ(why, "") << text;
   return run;
 }
 Outcome embedded(const std::string& words, const Numbers& ids, const Numbers& w, const Numbers& g) {
-  return on_ranks("vocab_embedding " + words, {ids, w}, g);
+  return on_ranks("vocab_embedding " + words, {ids, w}, {g});
 }
 Outcome losses(const std::string& words, const Numbers& logits, const Numbers& labels,
                const Numbers& g) {
-  return on_ranks("vocab_cross_entropy " + words, {logits, labels}, g);
+  return on_ranks("vocab_cross_entropy " + words, {logits, labels}, {g});
 }
 
 // Rows (1,2) .. (7,8) and two of padding; id 3 is named twice, 1 by nobody.
@@ -313,7 +322,7 @@ TEST(CrossEntropyTwins, SmoothingOverAPartitionIsOffByItsShare) {
 }
 
 Outcome log_probabilities(const std::string& words, const Numbers& logits, const Numbers& g) {
-  return on_ranks("vocab_log_softmax " + words, {logits}, g);
+  return on_ranks("vocab_log_softmax " + words, {logits}, {g});
 }
 
 // p = (1, 1, 2)/4, beside it the same logits far away. G = 1 + 2 + 5 = 8, then 0.
@@ -338,6 +347,92 @@ TEST(LogSoftmaxTwins, AreOffByTheirShareOfTheCotangents) {
   expect_near(log_probabilities(words + "backward_identity", z, g).gradients[0], g, 0);
   expect_near(log_probabilities(words + "cotangents_of_shard", z, g).gradients[0],
               {1 - 0.2 * 3, 2 - 0.2 * 3, 5 - 0.4 * 7, 2 - 0.2 * 7}, 1e-15);
+}
+
+// Cotangents of log-probabilities and of entropies.
+Outcome policy(const std::string& words, const Numbers& logits, const Numbers& labels,
+               const Numbers& a, const Numbers& b) {
+  return on_ranks("vocab_log_probs " + words, {logits, labels}, {a, b});
+}
+
+// p = (1, 1, 2)/4, so that H = 3/2 log 2 and log p + H = (-1, -1, 1)/2 log 2: without a
+// temperature, with logits that have it as a factor, and far away. The second label is ignored.
+TEST(LogProbsOnRanks, AreThoseOfTheTemperedPolicy) {
+  const double log2 = std::log(2.0);
+  for (const char* tp : {"tp=1", "tp=3"})
+    for (const double T : {1.0, 0.7, 4.0})
+      for (const auto& [far, within] : {std::pair(0.0, 1e-15), {4096.0, 1e-11}}) {
+        SCOPED_TRACE(std::string(tp) + " temperature " + std::to_string(T));
+        Numbers z{0, 0, log2, 0, 0, log2};
+        for (double& each : z) each = far + T * each;
+        const Outcome run = policy(std::string(tp) + " tokens=2 vocab=3 temperature=" +
+                                       (T == 0.7 ? "0.7" : std::to_string(int(T))),
+                                   z, {2, -100}, {8, 8}, {4, 16});
+        expect_near(run.outputs[0], {-log2, 0}, within);
+        expect_near(run.outputs[1], {1.5 * log2, 1.5 * log2}, within);
+        expect_near(run.gradients[0],
+                    {(-2 + 0.5 * log2) / T, (-2 + 0.5 * log2) / T, (4 - log2) / T, 2 * log2 / T,
+                     2 * log2 / T, -4 * log2 / T},
+                    100 * within);
+      }
+}
+
+TEST(LogProbsOnRanks, AgreeWithPyTorch) {
+  const auto g = goldens::golden("log_probs");
+  const int64_t tokens = goldens::extent(g, "logits", 0), V = goldens::extent(g, "logits", 1);
+  for (const char* tp : {"tp=1", "tp=2", "tp=4", "tp=8"}) {
+    SCOPED_TRACE(tp);
+    const Outcome run = policy(
+        std::string(tp) + " tokens=" + std::to_string(tokens) + " vocab=" + std::to_string(V) +
+            " temperature=" + std::to_string(double(g.at("attributes").at("temperature"))),
+        goldens::values(g, "inputs", "logits"), goldens::values(g, "inputs", "labels"),
+        goldens::values(g, "cotangents", "log_probs"), goldens::values(g, "cotangents", "entropy"));
+    expect_near(run.outputs[0], goldens::values(g, "outputs", "log_probs"), 1e-14);
+    expect_near(run.outputs[1], goldens::values(g, "outputs", "entropy"), 1e-14);
+    expect_near(run.gradients[0], goldens::values(g, "gradients", "logits"), 1e-14);
+  }
+}
+
+// p = (1, 0, 1)/2 of logits that are far apart, or none at all: H = log 2, and a label whose
+// probability is 0 has a log-probability all the same.
+TEST(LogProbsOnRanks, AProbabilityOfZeroHasNoPartInTheEntropy) {
+  const double log2 = std::log(2.0);
+  for (const double masked : {-0x1p14, -HUGE_VAL})
+    for (const char* tp : {"tp=1", "tp=3"})
+      for (const auto& [dtype, within] : {std::pair("", 1e-15), {" dtype=f32", 1e-7}}) {
+        SCOPED_TRACE(std::string(tp) + dtype);
+        const Outcome run = policy(std::string(tp) + " tokens=2 vocab=3" + dtype,
+                                   {1, masked, 1, 1, masked, 1}, {1, 0}, {1, 1}, {1, 1});
+        EXPECT_EQ(run.outputs[0][0],
+                  *dtype ? float(float(masked - 1) - float(log2)) : masked - 1 - log2);
+        expect_near(run.outputs[1], {log2, log2}, within);
+        expect_near(run.gradients[0], {-0.5, 1, -0.5, 0.5, 0, -0.5}, within);
+      }
+}
+
+// Of p = (1, 1, 2)/4 on 2 ranks with 2 classes each, p = (1, 1, 2, 0..)/4: by the derivative of its
+// terms p is off by p (H - 1); by the mean over the own classes by p times that of the others.
+TEST(LogProbsTwins, AreOffByWhatTheBackwardTakesForTheMean) {
+  const double log2 = std::log(2.0);
+  const Numbers z{0, 0, log2, 0}, p{0.2, 0.2, 0.4, 0.2};
+  const std::string words = "tp=2 tokens=1 vocab=4 control=";
+  // x - m = (-1, -1, 0, -1) log 2, whose mean under p is -0.6 log 2.
+  const double mean = -0.6 * log2, H = std::log(2.5) - mean;
+  Numbers due(4), by_terms(4), by_shard(4);
+  for (size_t j = 0; j < 4; ++j) {
+    const double x = z[j] - log2, of_shard = j < 2 ? -0.4 * log2 : -0.2 * log2;
+    due[j] = -p[j] * (x - mean);
+    by_terms[j] = -p[j] * (std::log(p[j]) + 1);
+    by_shard[j] = -p[j] * (x - of_shard);
+    EXPECT_NEAR(std::log(p[j]) + H, x - mean, 1e-15);
+  }
+  const auto gradient = [&](const std::string& control) {
+    return policy(words + control, z, {0}, {0}, {1}).gradients[0];
+  };
+  expect_near(gradient(""), due, 1e-15);
+  expect_near(gradient("derivative_of_terms"), by_terms, 1e-15);
+  expect_near(gradient("mean_of_shard"), by_shard, 1e-15);
+  expect_near(gradient("entropy_without_gradient"), Numbers(4), 0);
 }
 
 TEST(EmbeddingTwins, OfTokensOfOneIdTheLastRemains) {
@@ -467,6 +562,82 @@ TEST(Bounds, OfLogProbabilitiesHoldForFloatAndAreNotWide) {
         }
 }
 
+enum class Form { shifted, plain, of_logs };
+
+// The three forms of the entropy, with x = z / T or z times 1/T, every operation in float.
+struct PolicyInFloat {
+  std::vector<float> log_probs, entropy, dz;
+
+  PolicyInFloat(const Numbers& z, std::span<const int64_t> labels, size_t V, float T, Form form,
+                const Numbers& a, const Numbers& b) {
+    for (size_t t = 0; t < labels.size(); ++t) {
+      std::vector<float> x(z.begin() + ptrdiff_t(t * V), z.begin() + ptrdiff_t((t + 1) * V));
+      for (float& each : x) each = form == Form::plain ? each * (1 / T) : each / T;
+      const float m = *std::max_element(x.begin(), x.end());
+      float E = 0, mean = 0, H = 0;
+      for (float each : x) E += std::exp(each - m);
+      const float L = std::log(E);
+      const auto p = [&](size_t j) {
+        return form == Form::of_logs ? std::exp((x[j] - m) - L) : std::exp(x[j] - m) / E;
+      };
+      for (size_t j = 0; j < V; ++j)
+        mean += p(j) * (form == Form::shifted ? x[j] - m
+                        : form == Form::plain ? x[j]
+                                              : (x[j] - m) - L);
+      H = form == Form::shifted ? L - mean : form == Form::plain ? (m + L) - mean : -mean;
+      entropy.push_back(H);
+      log_probs.push_back((x[size_t(labels[t])] - m) - L);
+      for (size_t j = 0; j < V; ++j) {
+        const float slope = form == Form::shifted ? (x[j] - m) - mean
+                            : form == Form::plain ? x[j] - mean
+                                                  : ((x[j] - m) - L) + H;
+        const float here = int64_t(j) == labels[t] ? 1 : 0;
+        dz.push_back((float(a[t]) * (here - p(j)) - float(b[t]) * (p(j) * slope)) / T);
+      }
+    }
+  }
+};
+
+// Within bounds by each form, and within 1/50 of them, and 1/200 of the entropy's, somewhere.
+TEST(Bounds, OfLogProbsAndEntropiesHoldForFloatAndAreNotWide) {
+  constexpr size_t tokens = 64;
+  for (const size_t V : {2u, 8u, 512u})
+    for (const double scale : {1.0, 8.0})
+      for (const double offset : {0.0, 64.0})
+        for (const float T : {1.0f, 0.7f, 4.0f}) {
+          const Stream123 stream(3, "logits");
+          Numbers z(tokens * V), a(tokens), b(tokens);
+          for (size_t i = 0; i < z.size(); ++i)
+            z[i] = double(float(offset + scale * stream.normal(i)));
+          std::vector<int64_t> labels;
+          for (size_t t = 0; t < tokens; ++t) {
+            labels.push_back(int64_t(stream.below(z.size() + t, V)));
+            a[t] = double(float(stream.normal(2 * z.size() + t)));
+            b[t] = double(float(stream.normal(3 * z.size() + t)));
+          }
+          const auto due = reference::log_probs(z, labels, int64_t(V), double(T));
+          const auto of_z = reference::log_probs_backward(z, labels, int64_t(V), double(T), a, b);
+          const auto bound = reference::log_probs_errors(z, labels, int64_t(V), double(T), a, b,
+                                                         0x1p-24 + 0x1p-53, 0x1p-149);
+          double log_probs = 0, entropy = 0, dz = 0;
+          for (const Form form : {Form::shifted, Form::plain, Form::of_logs}) {
+            const PolicyInFloat met(z, labels, V, T, form, a, b);
+            log_probs =
+                std::max(log_probs, worst_ratio(met.log_probs, due.log_probs, bound.log_probs));
+            entropy = std::max(entropy, worst_ratio(met.entropy, due.entropy, bound.entropy));
+            dz = std::max(dz, worst_ratio(met.dz, of_z, bound.logits));
+          }
+          SCOPED_TRACE(std::to_string(V) + " classes, scale " + std::to_string(scale) +
+                       ", offset " + std::to_string(offset) + ", temperature " + std::to_string(T));
+          EXPECT_LE(log_probs, 1);
+          EXPECT_GE(log_probs, 0.02);
+          EXPECT_LE(entropy, 1);
+          EXPECT_GE(entropy, 0.005);
+          EXPECT_LE(dz, 1);
+          EXPECT_GE(dz, 0.02);
+        }
+}
+
 // Sums longer than 1/u, or exponents off by whole units: no error is too large, and no bound is
 // NaN.
 TEST(Bounds, KnowNothingWhereEverySumMayBeWrong) {
@@ -475,7 +646,10 @@ TEST(Bounds, KnowNothingWhereEverySumMayBeWrong) {
   for (const double u : {0x1p-1, 0x1p-8, 0x1p-53}) {
     const auto e = reference::shifted_cross_entropy_errors(z, labels, 3, 0.1, u, 0x1p-149);
     const auto y = reference::log_softmax_errors(z, 3, z, u, u, 0x1p-149);
-    for (const Numbers& list : {e.loss, e.logits, y.y, y.logits})
+    const Numbers ones{1, 1};
+    const auto policy = reference::log_probs_errors(z, labels, 3, 1, ones, ones, u, 0x1p-149);
+    for (const Numbers& list :
+         {e.loss, e.logits, y.y, y.logits, policy.log_probs, policy.entropy, policy.logits})
       for (double bound : list) {
         EXPECT_GT(bound, 0);
         EXPECT_EQ(std::isinf(bound), u == 0.5) << u << " " << bound;
