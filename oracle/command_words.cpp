@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "oracle/check.hpp"
+#include "oracle/comm/crowd.hpp"
 #include "oracle/comm/mpi.hpp"
 #include "oracle/joined.hpp"
 #include "oracle/report_parts.hpp"
@@ -245,7 +246,7 @@ double scale_of(const Words& words) {
   double scale = 0;
   auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), scale);
   bool whole = error == std::errc{} && end == value->data() + value->size();
-  if (!(whole && scale >= 1e-3 && scale <= 1e3))
+  if (!(whole && scale >= 1e-3 && scale <= most_deadline_scale))
     refuse("--deadline-scale", "a number from 0.001 to 1000", *value);
   return scale;
 }

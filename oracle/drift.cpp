@@ -76,10 +76,11 @@ double sum_of_squares(const std::vector<double>& v) {
 class Watch {
  public:
   Watch(const DriftLine& line, const DriftOptions& options, const Registry& registry,
-        DriftReport& report)
+        DriftReport& report, double deadline_scale)
       : line_(line.line),
         contract_(registry.contract(line.line.contract)),
         report_(report),
+        deadline_scale_(deadline_scale),
         replayed_(options.optimizer, options.rate) {
     e_.line = &line_;
     e_.contract = &contract_;
@@ -212,12 +213,12 @@ class Watch {
   }
 
   // A call waits for its peers up to a deadline of its own: they may only be slow.
-  static std::string how_it_ended(const ShotRecord& r) {
+  std::string how_it_ended(const ShotRecord& r) const {
     std::string text = judging::what_ended(r);
     const size_t line = std::min(text.find('\n'), text.size());
     if (r.status == ShotRecord::released && r.cause == Released::deadline &&
         text.find("--deadline-scale") == std::string::npos)
-      text.insert(line, hung_or_slow_text(crowding()));
+      text.insert(line, hung_or_slow_text(crowding(), deadline_scale_));
     return text;
   }
 
@@ -660,6 +661,7 @@ class Watch {
   const Case line_;
   const Contract& contract_;
   DriftReport& report_;
+  double deadline_scale_;
   Evidence e_;
   std::vector<Look> looks_;
   std::vector<Whole> before_, twin_;
@@ -801,9 +803,9 @@ void require_control(const DriftLine& d, const Registry& registry) {
                     faults, d.control));
 }
 
-std::string how_it_ended(const RankOutcome& o) {
+std::string how_it_ended(const RankOutcome& o, double deadline_scale) {
   if (o.end == RankOutcome::hung)
-    return "made no progress until its deadline" + hung_or_slow_text(crowding());
+    return "made no progress until its deadline" + hung_or_slow_text(crowding(), deadline_scale);
   if (o.end == RankOutcome::exited) return "left the process";
   if (o.text.empty()) return "died";
   return o.text.starts_with("SIG") ? "was killed by " + o.text : o.text;
@@ -817,12 +819,12 @@ std::string where_it_stood(const RankOutcome& o) {
                                     : " while it waited for its next steps";
 }
 
-std::string lost(const std::vector<RankOutcome>& outcomes) {
+std::string lost(const std::vector<RankOutcome>& outcomes, double deadline_scale) {
   for (const RankOutcome::End end :
        {RankOutcome::signalled, RankOutcome::exited, RankOutcome::hung, RankOutcome::threw})
     for (size_t r = 0; r < outcomes.size(); ++r)
       if (outcomes[r].end == end)
-        return fmt::format("rank {} {}{}", r, how_it_ended(outcomes[r]),
+        return fmt::format("rank {} {}{}", r, how_it_ended(outcomes[r], deadline_scale),
                            where_it_stood(outcomes[r]));
   return "the ranks ended without a record";
 }
@@ -889,7 +891,7 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
         "key 'control': expected an optimizer that has a state with optimizer_state_bit_flip, met "
         "sgd; use --optimizer adam");
   if (given.rate == 0) given.rate = given.optimizer == "adam" ? 0.003 : 0.1;
-  Watch watch(line, given, registry, report);
+  Watch watch(line, given, registry, report, common.deadline_scale);
   WorldSpec spec;
   spec.transport = line.line.text("transport");
   spec.ranks = line.line.world();
@@ -920,7 +922,7 @@ DriftReport run_drift(const DriftLine& line, const DriftOptions& options, const 
       if (auto r = o.end == RankOutcome::finished ? parse_record(o.record) : std::nullopt)
         records.push_back(std::move(*r));
     if (records.size() != outcomes.size()) {
-      report.ended = lost(outcomes);
+      report.ended = lost(outcomes, common.deadline_scale);
       report.ended_at = work.first;
       break;
     }

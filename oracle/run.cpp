@@ -179,7 +179,7 @@ void tell_where_ranks_stood(Judged& j) {
 
 // Every check of a case whose world did not survive it gets the same verdict and one line a rank.
 void mark_lost(CaseResult& result, const std::vector<std::string>& checks,
-               const std::vector<RankOutcome>& ranks) {
+               const std::vector<RankOutcome>& ranks, double deadline_scale) {
   const bool hung = any_hung(ranks);
   for (size_t r = 0; r < ranks.size(); ++r)
     result.state.push_back(fmt::format(
@@ -198,9 +198,9 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks,
         if (f.rank < 0) {
           f.rank = int(r);
           const bool hangs = ranks[r].end == RankOutcome::hung;
-          f.message =
-              fmt::format("rank {} {}{}; it {}", r, outcome_text(ranks[r]),
-                          hangs ? hung_or_slow_text(crowding()) : "", stands(ranks[r].trace));
+          f.message = fmt::format("rank {} {}{}; it {}", r, outcome_text(ranks[r]),
+                                  hangs ? hung_or_slow_text(crowding(), deadline_scale) : "",
+                                  stands(ranks[r].trace));
         }
         f.ranks.push_back(int(r));
       }
@@ -494,7 +494,7 @@ Judged Runner::run(const Case& line, const std::vector<std::string>& checks,
     // Ranks whose memory was written over judge no further case.
     if (!j.evidence.ranks.empty()) worlds_.drop(line.text("transport"));
     j.evidence.ranks.clear();
-    mark_lost(j.result, checks, outcomes);
+    mark_lost(j.result, checks, outcomes, worlds_.options().deadline_scale);
     const bool hangs = any_hung(outcomes);
     hung += hangs;
     if (hangs && hasty)

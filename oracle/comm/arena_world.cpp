@@ -178,7 +178,8 @@ ArenaWorld::End ArenaWorld::watch(double deadline) {
       stop_at = now + grace;
       stop_waiting_at = now + graces_of_one_that_waited * grace;
       if (end == End::overdue) {
-        const std::string advice = hung_or_slow_text(crowding());  // reads a file: before the lock
+        const std::string advice =
+            hung_or_slow_text(crowding(), spec_.deadline_scale);  // reads a file: before the lock
         arena_->lock_by_force([&](int) { return false; });
         arena_->release(
             Released::overdue,

@@ -223,10 +223,10 @@ class Impl final : public MessageDoor {
       if (look_for(o)) break;
       if (looks % 32 == 0) look_for_release();
       if (looks % 256 == 0 && monotonic_ns() > deadline) {
-        throw Released(
-            Released::deadline,
-            fmt::format("no progress for {:.1f} s{}: rank {} {}", seconds, crowded_text(crowding()),
-                        c_.state->rank, standing(c_.state->rank, trace)));
+        throw Released(Released::deadline,
+                       fmt::format("no progress for {:.1f} s{}: rank {} {}", seconds,
+                                   crowded_text(crowding(), c_.deadline_scale), c_.state->rank,
+                                   standing(c_.state->rank, trace)));
       }
       if (looks < looks_first) continue;
       if (looks < looks_first + yields_first)

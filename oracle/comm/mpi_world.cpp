@@ -555,7 +555,7 @@ class MpiWorld final : public World {
     hung_ = unreported(
         [](const RankLink& l) { return !l.page || l.page->trace.state != Trace::waiting; });
     release(Released::overdue, fmt::format("the job's deadline of {:g} s has passed{}\n{}{}", limit,
-                                           hung_or_slow_text(crowding()),
+                                           hung_or_slow_text(crowding(), spec_.deadline_scale),
                                            hung_.empty() ? "every rank that is left waits"
                                                          : rank_list(hung_) + " made no call",
                                            standings_below()));

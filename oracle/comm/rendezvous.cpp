@@ -417,7 +417,8 @@ void ArenaDoor::release_overdue(const GroupPage& group, int64_t begun) {
   }
   const int64_t deadline = arena_.call_deadline_ns();
   if (monotonic_ns() - last < deadline) return;
-  const std::string crowded = crowded_text(crowding());  // reads a file: before the lock
+  const std::string crowded =
+      crowded_text(crowding(), arena_.deadline_scale);  // reads a file: before the lock
   Locked hold(arena_, state_.rank);
   if (!page_.waiting.load() || arena_.head().released.load()) return;
   arena_.release(Released::deadline,

@@ -651,6 +651,10 @@ TEST(World, AJobsDeadlineThatPassesOnACrowdedMachineSaysSo) {
             std::string("processes want each core")})
         if (said.find(part) == std::string::npos)
           return fmt::format("expected '{}' in {}", part, said);
+      const size_t at = said.find("s has passed (") + std::strlen("s has passed (");
+      const std::string due =
+          fmt::format("--deadline-scale {:g} would", std::stod(said.substr(at)) * scale);
+      EXPECT_NE(said.find(due), std::string::npos) << said;
     }
     return "";
   });
@@ -690,9 +694,13 @@ TEST_P(Transports, AnEndlessLoopIsHungAndItsPeersSayWhere) {
 
 // 23 processes on 2 cores: a call that takes 1 s alone takes 12.
 TEST(World, ADeadlineThatPassesOnACrowdedMachineSaysHowManyTimesMoreIsDue) {
-  EXPECT_EQ(crowded_text(2), "");
-  EXPECT_NE(crowded_text(11.5).find("(12 processes want each core"), std::string::npos);
-  EXPECT_NE(crowded_text(11.5).find("--deadline-scale 12"), std::string::npos);
+  EXPECT_EQ(crowded_text(2, 1), "");
+  EXPECT_NE(crowded_text(11.5, 1).find("(12 processes want each core"), std::string::npos);
+  EXPECT_NE(crowded_text(11.5, 1).find("--deadline-scale 12 "), std::string::npos);
+  // Of deadlines that were 5 times, or a fourth of, the usual ones; no more than a command takes.
+  EXPECT_NE(crowded_text(11.5, 5).find("--deadline-scale 60 "), std::string::npos);
+  EXPECT_NE(hung_or_slow_text(11.5, 0.25).find("--deadline-scale 3 "), std::string::npos);
+  EXPECT_NE(crowded_text(11.5, 100).find("--deadline-scale 1000 "), std::string::npos);
   EXPECT_GT(crowding(), 0);  // this process runs
 }
 
