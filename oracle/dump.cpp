@@ -1,15 +1,22 @@
 // What a case was fed, what came out and what is true, global and per rank.
 #include "oracle/dump.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <charconv>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <new>
+#include <string_view>
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/judging.hpp"
@@ -165,6 +172,59 @@ uint64_t hash_of(const std::string& text) {  // FNV-1a
   return hash;
 }
 
+// A folder that is locked while the object is there. The system lets go of the lock when its owner
+// ends, however it ends; of a folder that another one holds `held` says false.
+class Locked {
+ public:
+  explicit Locked(const fs::path& folder)
+      : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) {
+    held_ = fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+  }
+  ~Locked() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Locked(const Locked&) = delete;
+  bool held() const { return held_; }
+
+ private:
+  int fd_;
+  bool held_ = false;
+};
+
+constexpr std::string_view part_word = ".part";
+constexpr size_t hash_digits = 16;
+
+bool made_of(std::string_view text, const char* letters) {
+  return !text.empty() && text.find_first_not_of(letters) == text.npos;
+}
+
+// Of the name of an unfinished folder, .NAME-HASH-WRITER.partOWNER, its owner; 0: it is no such
+// name.
+pid_t owner_of_part(std::string_view name) {
+  const size_t part = name.rfind(part_word), writer = name.rfind('-', part),
+               hash = writer == 0 || writer == name.npos ? writer : name.rfind('-', writer - 1);
+  if (!name.starts_with('.') || part == name.npos || hash == name.npos ||
+      writer - hash - 1 != hash_digits)
+    return 0;
+  const std::string_view digits = name.substr(part + part_word.size());
+  pid_t owner = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), owner);
+  const bool whole = error == std::errc{} && end == digits.data() + digits.size() && owner > 0;
+  return whole && made_of(name.substr(hash + 1, hash_digits), "0123456789abcdef") &&
+                 made_of(name.substr(writer + 1, part - writer - 1), "0123456789")
+             ? owner
+             : 0;
+}
+
+// Its owner may live elsewhere, where the folder is one of several machines or containers: the lock
+// of the writer says so.
+bool is_left(const fs::path& folder) {
+  const pid_t owner = owner_of_part(folder.filename().string());
+  struct stat s {};
+  return owner > 0 && ::kill(owner, 0) != 0 && errno == ESRCH && ::lstat(folder.c_str(), &s) == 0 &&
+         S_ISDIR(s.st_mode) && s.st_uid == ::geteuid() && Locked(folder).held();
+}
+
 // A folder of its name, whole; over what an earlier dump of the line left there.
 void publish(const fs::path& whole, const fs::path& place) {
   std::error_code taken;
@@ -179,6 +239,7 @@ void publish(const fs::path& whole, const fs::path& place) {
 void write_case(const Judged& j, const CaseDump& dump, const fs::path& folder,
                 const std::string& program) {
   fs::create_directories(folder);
+  const Locked being_filled(folder);
   const tensors::Metadata about = {{"line", j.result.canonical}};
   tensors::write_safetensors((folder / "global.safetensors").string(), dump.global(), about);
   for (int rank = 0; rank < j.evidence.mesh.world(); ++rank)
@@ -197,7 +258,7 @@ std::string folder_name(const std::string& line, const std::string& canonical) {
                        std::strchr("-_=,+", c);
     name += plain && c != 0 ? c : c == '.' && !name.empty() ? '.' : '_';
   }
-  return fmt::format("{}-{:016x}", name, hash_of(canonical));
+  return fmt::format("{}-{:0{}x}", name, hash_of(canonical), hash_digits);
 }
 
 struct Dumps::Shared {
@@ -211,19 +272,23 @@ Dumps::Dumps(std::string folder) : folder_(std::move(folder)), owner_(getpid()) 
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw Infrastructure(fmt::format("mmap: {}", std::strerror(errno)));
   shared_ = new (memory) Shared;
+  remove_parts(is_left);
 }
 
 // Processes of the owner have ended by then.
 Dumps::~Dumps() {
-  std::error_code none;
   if (getpid() == owner_)
-    for (fs::directory_iterator at(folder_, none), end; !none && at != end; at.increment(none))
-      if (const fs::path name = at->path().filename(); name.extension() == part_of_owner())
-        fs::remove_all(at->path(), none);
+    remove_parts([&](const fs::path& p) { return p.extension() == part_of_owner(); });
   ::munmap(shared_, sizeof(Shared));
 }
 
-std::string Dumps::part_of_owner() const { return fmt::format(".part{}", owner_); }
+std::string Dumps::part_of_owner() const { return fmt::format("{}{}", part_word, owner_); }
+
+void Dumps::remove_parts(const std::function<bool(const fs::path&)>& of) const {
+  std::error_code none;
+  for (fs::directory_iterator at(folder_, none), end; !none && at != end; at.increment(none))
+    if (std::error_code kept; of(at->path())) fs::remove_all(at->path(), kept);
+}
 
 void Dumps::add(const Judged& j, const Truth& truth, const std::string& program) {
   ++shared_->failed;

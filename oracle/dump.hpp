@@ -11,11 +11,13 @@
 //                                                tensor is partial, since only the sum is due
 //
 // A folder is there once it is whole. Until then it is hidden (.NAME.partPID) beside it, and goes
-// with a run that is interrupted, unless that is killed.
+// with a run that is interrupted; what a killed one leaves, with the next run that dumps there.
 //
 // Of the first forward and backward of the case: further ones (repeat, perturbed inputs) are not
 // dumped.
 #pragma once
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -39,6 +41,7 @@ class Dumps {
  private:
   struct Shared;                      // memory of all processes
   std::string part_of_owner() const;  // how names of unfinished folders end
+  void remove_parts(const std::function<bool(const std::filesystem::path&)>& of) const;
   std::string folder_;
   int owner_;  // the process that made it
   Shared* shared_;

@@ -1,8 +1,10 @@
 // The tensors of a failing case, read back: what was fed, what came out and what is true fit
 // together as the contract says, global and per rank.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <sstream>
 
@@ -221,6 +224,22 @@ TEST_F(Dump, IsBoundedAndSaysSo) {
                               "; at most 20 are written");
 }
 
+// Its first tensors are longer than the files that it may write.
+pid_t killed_while_it_writes(const std::function<void()>& dump) {
+  const pid_t writer = fork();
+  if (writer == 0) {
+    std::signal(SIGXFSZ, SIG_DFL);
+    const rlimit few{1000, 1000};
+    setrlimit(RLIMIT_FSIZE, &few);
+    dump();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(writer, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  return writer;
+}
+
 // What a process had begun that was killed goes with the run, and is said.
 TEST_F(Dump, HoldsWholeFoldersAndNoOthers) {
   Runner runner(options_, registry());
@@ -232,17 +251,7 @@ TEST_F(Dump, HoldsWholeFoldersAndNoOthers) {
     dumps.add(j, truth, "shardproof");
     dumps.add(j, truth, "shardproof");  // the line again, over the first
     j.result.canonical = "killed";
-    const pid_t writer = fork();
-    if (writer == 0) {  // its first tensors are longer than the files that it may write
-      std::signal(SIGXFSZ, SIG_DFL);
-      const rlimit few{1000, 1000};
-      setrlimit(RLIMIT_FSIZE, &few);
-      dumps.add(j, truth, "shardproof");
-      _exit(0);
-    }
-    int status = 0;
-    waitpid(writer, &status, 0);
-    ASSERT_TRUE(WIFSIGNALED(status));
+    killed_while_it_writes([&] { dumps.add(j, truth, "shardproof"); });
     EXPECT_EQ(folders().size(), 2u);
     EXPECT_EQ(dumps.told(), "2 of 3 cases that did not pass, in " + folder_.string() +
                                 "; 1 left out, cut short as the run ended");
@@ -253,6 +262,41 @@ TEST_F(Dump, HoldsWholeFoldersAndNoOthers) {
     names.insert(entry.path().filename());
   EXPECT_EQ(names, (std::set<std::string>{"finding.txt", "global.safetensors", "rank0.safetensors",
                                           "rank1.safetensors"}));
+}
+
+// What a run leaves that was killed while it wrote goes with the next one that dumps there; what
+// another run fills does not, nor what nobody here has named so.
+TEST_F(Dump, OfARunThatWasKilledIsClearedByTheNextOne) {
+  Runner runner(options_, registry());
+  const Case line = parse("linear_row tp=2 tokens=200", registry());
+  const Judged j = runner.run(line, {"forward"}, "processes.np2");
+  const Truth& truth = runner.truth(j.evidence);
+  const pid_t killed = killed_while_it_writes([&] { Dumps(folder_).add(j, truth, "shardproof"); });
+  ASSERT_EQ(folders().size(), 1u);
+  const std::string left = folders()[0].filename();
+
+  const pid_t lives = fork();
+  if (lives == 0) {
+    pause();
+    _exit(0);
+  }
+  const std::string name = left.substr(0, left.rfind(".part")),
+                    of_another = fmt::format("{}0.part{}", name, lives),
+                    locked = fmt::format("{}1.part{}", name, killed);
+  const std::vector<std::string> kept{of_another, locked, fmt::format(".mine.part{}", killed),
+                                      fmt::format(".mine-1.part{}", killed), left.substr(1)};
+  for (const std::string& folder : kept) fs::create_directories(folder_ / folder);
+  const int held = open((folder_ / locked).c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(flock(held, LOCK_EX | LOCK_NB), 0);
+  { const Dumps next(folder_); }
+  close(held);
+  kill(lives, SIGKILL);
+  waitpid(lives, nullptr, 0);
+  std::set<std::string> names;
+  for (const fs::path& folder : folders()) names.insert(folder.filename());
+  EXPECT_EQ(names, std::set<std::string>(kept.begin(), kept.end()));
+  { const Dumps last(folder_); }
+  EXPECT_EQ(folders().size(), 3u);
 }
 
 struct Interrupts : Nothing {
