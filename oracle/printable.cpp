@@ -81,12 +81,14 @@ std::string with_long_words_cut(std::string_view text) {
   std::string shown;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find(' ', at), text.size());
-    const std::string_view word = text.substr(at, end - at);
+    std::string_view word = text.substr(at, end - at), mark;  // of the sentence, not of the word
+    if (word.ends_with(';') || word.ends_with(',')) mark = word.substr(word.size() - 1);
+    word.remove_suffix(mark.size());
     if (word.size() <= (word.find('/') == word.npos ? longest : longest_path))
       shown += word;
     else
-      shown.append(word.substr(0, of_a_long_word))
-          .append("... (" + length_of(word) + ")" + (word.ends_with(';') ? ";" : ""));
+      shown.append(word.substr(0, of_a_long_word)).append("... (" + length_of(word) + ")");
+    shown += mark;
     if (end < text.size()) shown += ' ';
     at = end + 1;
   }

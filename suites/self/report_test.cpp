@@ -646,6 +646,8 @@ TEST(Printable, CutsLongWordsOfAMessageAndSaysHowLongTheyAre) {
   for (int i = 0; i < 20000; ++i) list += ",1";
   EXPECT_EQ(telling::with_long_words_cut("met " + list + "; write"),
             "met " + list.substr(0, 60) + "... (20001 entries); write");
+  EXPECT_EQ(telling::with_long_words_cut("met " + list + ", which needs"),
+            "met " + list.substr(0, 60) + "... (20001 entries), which needs");
   EXPECT_EQ(telling::with_long_words_cut(letters), std::string(60, 'x') + "... (201 characters)");
   for (const std::string& whole : {letters.substr(1), path, std::string(" a  b "), std::string()})
     EXPECT_EQ(telling::with_long_words_cut(whole), whole);
