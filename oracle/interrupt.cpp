@@ -37,12 +37,18 @@ void say_and_end(int) {
   _exit(130);
 }
 
+// One that a parent ignores stays ignored: that is what nohup asks for.
+bool ignored(int signal) {
+  struct sigaction now = {};
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
 void take_signals(void (*handler)(int)) {
   struct sigaction action = {};
   action.sa_handler = handler;
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  if (!ignored(SIGHUP)) sigaction(SIGHUP, &action, nullptr);
 }
 }  // namespace
 
@@ -55,6 +61,7 @@ InterruptsHeld::InterruptsHeld() {
   sigemptyset(&held);
   sigaddset(&held, SIGINT);
   sigaddset(&held, SIGTERM);
+  sigaddset(&held, SIGHUP);
   sigprocmask(SIG_BLOCK, &held, &before_);
 }
 void InterruptsHeld::release() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }

@@ -1,4 +1,5 @@
-// Ctrl-C and TERM end a run between two cases, so that its report can still be written.
+// Ctrl-C, TERM and a terminal that closes (HUP, which nohup takes away) end a run between two
+// cases, so that its report can still be written.
 #pragma once
 #include <chrono>
 #include <csignal>
@@ -13,12 +14,12 @@ namespace shardproof {
 
 // Until then the first one ends the process with 130 and a line that says so.
 void speak_when_interrupted();
-// From now on the first SIGINT or SIGTERM only raises the flag; a second one ends the process.
+// From now on the first of these signals only raises the flag; a second one ends the process.
 void catch_interrupts();
 // In a process that belongs to another one, which hands signals on and may have been spared the one
 // that came from a terminal to both: no signal ends it.
 void only_note_interrupts();
-// While it is there SIGINT and SIGTERM wait.
+// While it is there they wait.
 class InterruptsHeld {
  public:
   InterruptsHeld();

@@ -980,6 +980,31 @@ TEST_F(Command, AnInterruptedRunSaysSo) {
       << text_of(folder / "out");
 }
 
+// A terminal that closes, unless nohup stands before the command.
+TEST_F(Command, AClosedTerminalInterrupts) {
+  for (const bool nohup : {false, true}) {
+    SCOPED_TRACE(nohup);
+    Folder folder;
+    bool goes_on = false;
+    const auto before = signal(SIGHUP, nohup ? SIG_IGN : SIG_DFL);
+    const Ended ended =
+        start({"run", "attention_ring", "cp=2", "tokens=2000"}, folder / "out", [&](pid_t child) {
+          for (int i = 0; i < 60000 && !has_children(child); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          kill(child, SIGHUP);
+          if (!nohup) return;
+          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          goes_on = has_children(child);
+          kill(child, SIGTERM);
+        });
+    signal(SIGHUP, before);
+    EXPECT_EQ(goes_on, nohup);
+    EXPECT_EQ(ended.code, 130) << ended.err;
+    EXPECT_TRUE(holds(text_of(folder / "out"), "INTERRUPTED after 0 cases"))
+        << text_of(folder / "out");
+  }
+}
+
 // Ranks that are ended with it are no crash of a subject.
 TEST_F(Command, AnInterruptedShrinkBlamesNobody) {
   Folder folder;
