@@ -263,11 +263,11 @@ std::vector<std::string> conv_cases(const std::string& tier) {
       {smoke,
        crossed(ranks, {"tokens=24", "docs=0,5,0,0,14 dtype=f32 fill=normal"}),
        crossed({"conv_context cp=4 channels=3"},
-               {"width=1 docs=9,7", "width=9 tokens=16", "tokens=8 docs=1,6,1 width=2",
-                "dtype=f16 fill=normal", "dtype=bf16 wire=f32 fill=normal tokens=8",
-                "strides=transposed docs=9,7", "strides=expanded tokens=16",
-                "fill=cancelling dtype=f32 tokens=16", "seq=8 batch=3",
-                "cu_seqlens=0,3,3,13 microbatches=2 dtype=f32"}),
+               {"width=1 docs=9,7", "width=9 tokens=16", "width=9 tokens=8",
+                "tokens=8 docs=1,6,1 width=2", "dtype=f16 fill=normal",
+                "dtype=bf16 wire=f32 fill=normal tokens=8", "strides=transposed docs=9,7",
+                "strides=expanded tokens=16", "fill=cancelling dtype=f32 tokens=16",
+                "seq=8 batch=3", "cu_seqlens=0,3,3,13 microbatches=2 dtype=f32"}),
        crossed({"conv_context cp=2 dp=2 seq=8 batch=4 channels=3",
                 "conv_context cp=2 tp=2 order=cp,tp tokens=12"},
                {"", "dtype=f32 fill=normal microbatches=2"}),
@@ -465,6 +465,7 @@ std::vector<std::string> scan_cases(const std::string& tier) {
         "scan_context cp=3 fill=large dtype=f32 tokens=12 heads=3", "scan_context tp=3 tokens=12",
         "scan_context cp=2 layout=zigzag_row docs=3,1,9 heads=2",
         "scan_context cp=3 layout=zigzag tokens=18 heads=3",
+        "scan_context layout=zigzag tokens=12 heads=3",
         "scan_context cp=8 layout=zigzag_row docs=9,20 dtype=f32 fill=normal heads=3"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7", "dtype=bf16 fill=normal",
@@ -635,6 +636,7 @@ std::vector<std::string> delta_cases(const std::string& tier) {
         "delta_context cp=3 fill=large dtype=f32 tokens=12 heads=3", "delta_context tp=3 tokens=12",
         "delta_context cp=2 layout=zigzag_row docs=3,1,9 heads=2",
         "delta_context cp=3 layout=zigzag tokens=18 heads=3",
+        "delta_context layout=zigzag tokens=12 heads=3",
         "delta_context cp=8 layout=zigzag_row docs=9,20 dtype=f32 heads=3"}});
   if (tier != "nightly") return ci;
   return together({ci, crossed(ranks, {"", "docs=1,2,3,4,5,6,7 gate=channel", "dtype=bf16",

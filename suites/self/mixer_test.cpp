@@ -213,9 +213,19 @@ TEST(MixerRefusals, SayWhatToDo) {
   // One call takes as many elements as MPI counts.
   holds("tokens=2 heads=16777216 head_dim=128 width=1", "a whole operand, 4294967296 elements");
   holds("tokens=1 heads=4194304 head_dim=1 width=1024", "all parameters, ");
+  // (2^21 + 2) channels and as many d as heads, a bias and 511 taps; 2 + 4 2^24 channels, 2 d.
+  holds("tokens=1 heads=2097152 head_dim=1 state_dim=1 width=511", "all parameters, 2147484672 ");
+  holds("tokens=1 heads=2 groups=2 head_dim=1 state_dim=16777216 width=31",
+        "all parameters, 2147483776 ");
+  // A group of 2^24 features as 8 ranks have it, in 16 rows.
+  holds("cp=8 tokens=16 heads=8 head_dim=1 state_dim=16777216 width=1",
+        "a whole operand, 2147483648 elements");
   for (const char* legal : {"cp=4 heads=12 groups=2", "cp=4 heads=24 groups=4",
                             "cp=4 heads=24 groups=8", "cp=2 tp=3 heads=6 groups=3",
-                            "cp=2 layout=zigzag docs=7,9", "cp=2 layout=zigzag_row docs=7,9"})
+                            "cp=2 layout=zigzag docs=7,9", "cp=2 layout=zigzag_row docs=7,9",
+                            "tokens=1 heads=2097152 head_dim=1 state_dim=1 width=510",
+                            "tokens=1 heads=2 groups=2 head_dim=1 state_dim=16777216 width=30",
+                            "cp=8 tokens=8 heads=8 head_dim=1 state_dim=16777216 width=1"})
     EXPECT_EQ(refusal(std::string("mixer_alltoall ") + legal), "") << legal;
 }
 

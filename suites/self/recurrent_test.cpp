@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "fixtures/random.hpp"
 #include "oracle/cost.hpp"
@@ -338,6 +339,25 @@ TEST(Refusals, SayWhatToDo) {
   EXPECT_NE(refusal("conv_context tp=4").find("channels divisible by tp = 4"), std::string::npos);
   EXPECT_NE(refusal("scan_context tp=4").find("heads divisible by tp = 4"), std::string::npos);
   EXPECT_EQ(refusal("conv_context cp=8 width=13 tokens=16"), "");
+}
+
+// 2^31 elements are one more than MPI's int counts: of 16 rows of a rank's 4 sequences, on 2 ranks
+// of dp, 2^24 channels or heads each; of 2^21 filters of 2^10 taps; of 2^27 values in 16 rows; of
+// states with one number more a row of theirs, 2^24 rows of 127 and 4 of a zigzag of 2^23 rows
+// of 63.
+TEST(Refusals, CountEveryExtent) {
+  const std::vector<std::tuple<std::string, std::string, std::string>> table{
+      {"conv_context dp=2 batch=8 channels=16777216 width=1 seq=", "16", "15"},
+      {"conv_context tokens=2 channels=2097152 width=", "1024", "1023"},
+      {"scan_context dp=2 batch=8 heads=16777216 head_dim=1 v_dim=1 seq=", "16", "15"},
+      {"scan_context tokens=16 heads=8388608 head_dim=1 v_dim=", "16", "15"},
+      {"scan_context tokens=1 heads=16777216 head_dim=1 v_dim=", "127", "126"},
+      {"scan_context cp=2 layout=zigzag tokens=4 heads=8388608 head_dim=1 v_dim=", "63", "62"}};
+  for (const auto& [line, too_many, most] : table) {
+    EXPECT_NE(refusal(line + too_many).find("2147483648 elements"), std::string::npos)
+        << line << ": " << refusal(line + too_many);
+    EXPECT_EQ(refusal(line + most), "");
+  }
 }
 
 // ---- Bounds
