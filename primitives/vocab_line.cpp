@@ -18,6 +18,12 @@ std::optional<Rejected> refused_vocab_loss(const Case& line) {
                        undivided(line, "vocab", line.ranks(Axis::tp), "tp"));
 }
 
+std::optional<Rejected> refused_log_probs(const Case& line) {
+  return first_refusal(refused_vocab_loss(line),
+                       when(line.at("masked") == 1, "masked=0 or 2 and more", said(line, "masked"),
+                            "with every class masked none is left to choose"));
+}
+
 double smoothing_of(const Case& line, int64_t classes) {
   const double alpha = number_of(line, "label_smoothing");
   if (line.text("smoothing") == "all") return alpha;

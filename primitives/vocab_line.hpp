@@ -8,6 +8,7 @@ namespace shardproof::primitives {
 
 std::optional<Rejected> refused_embedding(const Case&);
 std::optional<Rejected> refused_vocab_loss(const Case&);
+std::optional<Rejected> refused_log_probs(const Case&);
 
 // Of logits [.., V/p] of a rank.
 inline int64_t own_classes(const View& logits) { return logits.shape.back(); }

@@ -58,7 +58,7 @@ void VocabLogProbs::results(Parallel& p, const View& labels, const View&, const 
 // inputs logits, labels; outputs log_probs, entropy.
 std::unique_ptr<Saved> VocabLogProbs::forward(Rank& rank, std::span<const View> inputs,
                                               std::span<const View> outputs) {
-  if (auto refused = refused_vocab_loss(rank.line())) throw *refused;
+  if (auto refused = refused_log_probs(rank.line())) throw *refused;
   Parallel p(rank);
   const bool wide = p.accumulate == DType::f64;
   const View& logits = inputs[0];

@@ -233,12 +233,13 @@ struct ScoreRow {
     return x;
   }
 
+  bool there(size_t j) const { return std::isfinite(x[j]); }  // else -inf: p is 0, and p d
   double d(size_t j) const { return s.greatest - x[j]; }
   double of_d(size_t j) const { return of_x * (std::abs(x[j]) + std::abs(s.greatest)) + u * d(j); }
   double p(size_t j) const { return std::exp(-d(j)) / s.exps; }
   double mean_d() const {
     double sum = 0;
-    for (size_t j = 0; j < x.size(); ++j) sum += d(j) == 0 ? 0 : std::exp(-d(j)) * d(j);
+    for (size_t j = 0; j < x.size(); ++j) sum += there(j) ? std::exp(-d(j)) * d(j) : 0;
     return sum / s.exps;
   }
 };
@@ -252,7 +253,7 @@ struct ExpErrors {
     const double K = double(r.x.size());
     double of_terms = K * r.tiny;
     for (size_t j = 0; j < r.x.size(); ++j)
-      of_terms += error_of_exp_by(r.d(j), r.of_d(j), 0) / r.s.exps;
+      if (r.there(j)) of_terms += error_of_exp_by(r.d(j), r.of_d(j), 0) / r.s.exps;
     const double of_sum = (function_ulps + K) * r.u;
     of_E = of_terms + of_sum + of_terms * of_sum;
     known = of_E < 1;  // else nothing is known of its logarithm
@@ -269,6 +270,7 @@ struct Mean {
   Mean(const ScoreRow& r, const ExpErrors& e, Weight weight) {
     const double K = double(r.x.size());
     for (size_t j = 0; j < r.x.size(); ++j) {
+      if (!r.there(j)) continue;
       const auto [w, of_w] = weight(j);
       const double term = std::exp(-r.d(j)),
                    of_term = error_of_exp_by(r.d(j), r.of_d(j), function_ulps * r.u) + 2 * r.tiny;
@@ -334,7 +336,8 @@ Values log_probs_backward(In logits, std::span<const int64_t> labels, int64_t cl
     const double a = labels[t] == ignored_label ? 0 : of_log_probs[t], mean = row.mean_d();
     for (size_t j = 0; j < row.x.size(); ++j) {
       const double p = row.p(j), here = int64_t(j) == labels[t] ? 1 : 0;
-      d[first + j] = (a * (here - p) - of_entropy[t] * p * (mean - row.d(j))) / temperature;
+      const double of_p = row.there(j) ? p * (mean - row.d(j)) : 0;
+      d[first + j] = (a * (here - p) - of_entropy[t] * of_p) / temperature;
     }
   }
   return d;
@@ -365,6 +368,7 @@ LogProbErrors log_probs_errors(In logits, std::span<const int64_t> labels, int64
     if (!backward) continue;
     const double a = ignored ? 0 : std::abs(of_log_probs[t]), b = std::abs(of_entropy[t]);
     for (size_t j = 0; j < row.x.size(); ++j) {
+      if (!row.there(j)) continue;  // 0, whatever the cotangents are
       // exp(x - m) / E, or exp of log p: as an exponent.
       const double x =
           std::max(std::log1p((function_ulps + 1) * u) - std::log1p(-of.of_E),

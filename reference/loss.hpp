@@ -55,7 +55,8 @@ struct LogSoftmaxErrors {
 LogSoftmaxErrors log_softmax_errors(In logits, int64_t classes, In g, double u, double u_y,
                                     double tiny);
 
-// Of softmax(logits / temperature), one of each a token; the entropy in nats.
+// Of softmax(logits / temperature), one of each a token; the entropy in nats. A logit of -inf has
+// the probability 0 and no part in the entropy; no label names its class.
 struct LogProbs {
   Values log_probs, entropy;
 };

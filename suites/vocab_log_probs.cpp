@@ -1,6 +1,8 @@
 // Log-probabilities of labels and entropies of a policy whose logits are cut by the vocabulary, as
 // reinforcement learning takes them: it joins the vocab family.
 #include "primitives/vocab_log_probs.hpp"
+#include <limits>
+
 #include "fixtures/fills.hpp"
 #include "oracle/check.hpp"
 #include "oracle/registry.hpp"
@@ -21,20 +23,36 @@ using reference::Values;
 double temperature_of(const Case& c) { return reading::number(c, "temperature", 1); }
 
 // As padding of the vocabulary, or classes beyond the first k, are masked: the probability is 0.
-constexpr double masked_logit = -0x1p14;
+double masked_logit(const Case& c) {
+  return c.text("mask_logit") == "inf" ? -std::numeric_limits<double>::infinity() : -0x1p14;
+}
+bool is_masked(const Case& c, int64_t label) {
+  const int64_t n = c.at("masked");
+  return n > 0 && label >= 0 && label % n == n - 1;
+}
 
 Operand logits_of(const Case& c) {
   const auto shape = token_shape(c, c.at("vocab"));
   Operand logits{"logits", Operand::input, shape, tokens_on(S(last(shape)))};
-  const int64_t n = c.at("masked"), classes = c.at("vocab");
-  if (n > 0)
-    logits.made = [=, fill = fill_of(c), type = c.dtype()](uint64_t seed) {
-      auto values = draw_whole({fill, seed, 1, -1}, "logits", type, shape);
+  if (c.at("masked") > 0)
+    logits.made = [=](uint64_t seed) {
+      auto values = draw_whole({fill_of(c), seed, 1, -1}, "logits", c.dtype(), shape);
       for (size_t i = 0; i < values.size(); ++i)
-        if (int64_t(i) % classes % n == n - 1) values[i] = masked_logit;
+        if (is_masked(c, int64_t(i) % c.at("vocab"))) values[i] = masked_logit(c);
       return values;
     };
   return logits;
+}
+
+// The log-probability of a class of -inf is no number: the class before has the label.
+Operand labels_beside_masked(const Case& c) {
+  Operand labels = labels_of(c);
+  if (c.at("masked") == 0 || c.text("mask_logit") == "finite") return labels;
+  if (labels.stated.empty())
+    for (int64_t t = 0; t < product(labels.shape); ++t)
+      labels.stated.push_back(draw_index(c.seed(), labels.name, c.at("vocab"), t));
+  for (double& label : labels.stated) label -= is_masked(c, int64_t(label));
+  return labels;
 }
 
 std::vector<Operand> operands(const Case& c) {
@@ -42,7 +60,7 @@ std::vector<Operand> operands(const Case& c) {
   log_probs.dtype_override = loss_type(c), log_probs.fixed_dtype = true;
   Operand entropy = log_probs;
   entropy.name = "entropy";
-  return {logits_of(c), labels_of(c), log_probs, entropy};
+  return {logits_of(c), labels_beside_masked(c), log_probs, entropy};
 }
 
 // In unit roundoffs of the accumulation; the reference rounds as well. Cotangents: both, or none.
@@ -106,18 +124,21 @@ std::vector<Key> keys() {
   };
   keys.push_back(temperature);
   keys.push_back(ignored_key());
-  keys.push_back(extent("masked", "0", 0, "one class in so many has a logit of -16384; 0: none"));
+  keys.push_back(extent("masked", "0", 0, "one class in so many is masked; 0: none"));
+  keys.push_back(choice("mask_logit", {"finite", "inf"},
+                        "the logit of a masked class, -16384 or -inf; -inf is no label's"));
   keys.push_back(index_key("type of the labels"));
   return keys;
 }
 
 // What few lines show: labels that are no numbers of the type of the logits (vocab=600);
-// probabilities that are 0 (masked=3). Large logits have an entropy at a large temperature alone.
+// probabilities that are 0 (masked=3), whose logarithm, or whose logit, is not. Large logits have
+// an entropy at a large temperature alone.
 std::vector<std::string> cases(const std::string& tier) {
   const auto smoke =
       crossed({"vocab_log_probs"}, {"tp=2 temperature=0.7", "tp=4 ignored=5 vocab=600 dtype=bf16",
                                     "tp=2 dp=2 seq=8 batch=3 strides=transposed temperature=1.5",
-                                    "tp=4 masked=3 dtype=f32"});
+                                    "tp=4 masked=3 dtype=f32", "tp=2 masked=3 mask_logit=inf"});
   if (tier == "smoke") return smoke;
   const std::vector<std::string> ranks{"vocab_log_probs", "vocab_log_probs tp=2",
                                        "vocab_log_probs tp=3", "vocab_log_probs tp=4",
@@ -127,7 +148,8 @@ std::vector<std::string> cases(const std::string& tier) {
       {smoke,
        crossed(crossed(ranks, how), {"", "dtype=f32", "dtype=bf16"}),
        crossed(crossed({"vocab_log_probs tp=3", "vocab_log_probs tp=8"}, how),
-               {"dtype=f16", "masked=3", "dtype=f32 masked=3", "dtype=f32 acc=f64",
+               {"dtype=f16", "masked=3", "masked=2 mask_logit=inf dtype=f32",
+                "masked=7 mask_logit=inf dtype=bf16", "dtype=f32 masked=3", "dtype=f32 acc=f64",
                 "dtype=bf16 masked=5", "dtype=f16 masked=3", "fill=cancelling dtype=f32"}),
        crossed({"vocab_log_probs tp=2 dp=2", "vocab_log_probs tp=4 dp=2",
                 "vocab_log_probs tp=2 cp=2 dp=2", "vocab_log_probs tp=2 dp=2 order=dp,tp"},
@@ -137,7 +159,9 @@ std::vector<std::string> cases(const std::string& tier) {
                 "index=i32", "vocab=4", "tokens=1", "vocab=512 dtype=f32 temperature=1.3",
                 "temperature=100 dtype=f32", "temperature=0.1 dtype=f32",
                 "temperature=262144 fill=large", "temperature=300000 fill=large dtype=f32"}),
-       {"vocab_log_probs tp=2 vocab=2 dtype=f32",
+       {"vocab_log_probs masked=5 mask_logit=inf", "vocab_log_probs tp=2 vocab=2 dtype=f32",
+        "vocab_log_probs tp=4 vocab=4 masked=4 mask_logit=inf ignored=3",
+
         "vocab_log_probs tp=8 vocab=400 tokens=120 dtype=bf16", "vocab_log_probs dp=2",
         "vocab_log_probs cp=4"}});
   if (tier != "nightly") return ci;
@@ -154,7 +178,7 @@ Contract vocab_log_probs() {
   c.family = "vocab";
   c.summary = "log-probabilities of labels and entropies (RL), classes cut over tp";
   c.keys = keys();
-  c.precondition = primitives::refused_vocab_loss;
+  c.precondition = primitives::refused_log_probs;
   c.operands = operands;
   c.forward = forward;
   c.backward = backward;
@@ -165,6 +189,7 @@ Contract vocab_log_probs() {
                "vocab_log_probs tp=2 seq=3 batch=2 dp=2",
                "vocab_log_probs tp=2 batch=2",
                "vocab_log_probs tp=2 seq=8 batch=3 tokens=20",
+               "vocab_log_probs tp=2 masked=1",
                "vocab_log_probs tp=2 ep=2",
                "vocab_log_probs tp=2 pp=2"};
   c.witnesses = {"vocab_log_probs tp=2 temperature=0.7", "vocab_log_probs tp=3 ignored=5",

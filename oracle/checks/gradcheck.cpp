@@ -107,6 +107,8 @@ Feed point(const Evidence& e) {
 Whole direction(const Evidence& e, int operand) {
   const Feed f = fresh_normals(e.shots.at(0).feeds.at(0), uint64_t(operand) + 2);
   Whole v = drawn(e, f, operand, /*cotangent=*/false);
+  for (double& each : v.value)
+    if (!std::isfinite(each)) each = 0;  // what is masked by -inf is moved by nothing
   v.value = on_grid(std::move(v.value));
   return v;
 }

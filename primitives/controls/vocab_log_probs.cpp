@@ -78,11 +78,16 @@ struct EntropyWithoutGradient final : VocabLogProbs {
     return none;
   }
 };
-// sum p log p by logarithms of probabilities: 0 times -inf where one is 0.
-struct LogsOfProbabilities final : VocabLogProbs {
+// An entropy that is added up of terms, whatever they are where p is 0.
+struct EntropyOfTerms : VocabLogProbs {
+  virtual double term(double p, double x) const = 0;
+  // What is added to the sum of the terms of a token.
+  virtual double rest(double greatest, double exps) const = 0;
+
   void results(Parallel& p, const View& labels, const View& logits, const Sums& sums,
                std::span<const View> outputs) const override {
     VocabLogProbs::results(p, labels, logits, sums, outputs);
+    const double T = temperature(p.rank.line());
     const List z = to_doubles(logits), exps = to_doubles(sums.exps);
     const size_t own = size_t(logits.shape.back());
     List own_max(exps.size(), -HUGE_VAL), terms(exps.size());
@@ -92,15 +97,24 @@ struct LogsOfProbabilities final : VocabLogProbs {
     fill_from(part, own_max);
     maximum(p, part, all);
     const List m = to_doubles(all);
-    for (size_t i = 0; i < z.size(); ++i) {
-      const double probability =
-          std::exp((z[i] - m[i / own]) / temperature(p.rank.line())) / exps[i / own];
-      terms[i / own] -= probability * std::log(probability);
-    }
+    for (size_t i = 0; i < z.size(); ++i)
+      terms[i / own] += term(std::exp((z[i] - m[i / own]) / T) / exps[i / own], z[i] / T);
     fill_from(part, terms);
     sum_of_scores(p, part, all);
-    convert(all, outputs[1]);
+    List entropy = to_doubles(all);
+    for (size_t t = 0; t < entropy.size(); ++t) entropy[t] += rest(m[t] / T, exps[t]);
+    fill_from(outputs[1], entropy);
   }
+};
+// -p log p by logarithms of probabilities: 0 times -inf where one is 0.
+struct LogsOfProbabilities final : EntropyOfTerms {
+  double term(double p, double) const override { return -p * std::log(p); }
+  double rest(double, double) const override { return 0; }
+};
+// m + log E - sum p x, in which a logit of -inf is multiplied by 0.
+struct MaskedLogitsCounted final : EntropyOfTerms {
+  double term(double p, double x) const override { return -p * x; }
+  double rest(double greatest, double exps) const override { return greatest + std::log(exps); }
 };
 // The log-probability as log(exp(x_y) / E): -inf where the label's is 0.
 struct LogOfProbability final : VocabLogProbs {
@@ -254,6 +268,8 @@ const Row rows[] = {
        "forward,replica,ledger", "huggingface/trl 6625", "tp=4", ""),
     of("logs_of_probabilities", twin<LogsOfProbabilities>, "forward", "gradient",
        "ByteDance-Seed/VeOmni 720", "tp=4 masked=3 dtype=f32", "a probability that is 0"),
+    of("masked_logits_counted", twin<MaskedLogitsCounted>, "forward", "gradient",
+       "NovaSky-AI/SkyRL 2259", "tp=4 masked=3 mask_logit=inf", "a logit of -inf"),
     of("log_of_probability", twin<LogOfProbability>, "forward", "gradient,replica,ledger",
        "NVIDIA/Megatron-LM 5522", "tp=4 masked=3 dtype=f32", "a probability that is 0"),
     of("rounded_log_probs", twin<RoundedLogProbs>, "forward", "gradient,replica,ledger",
