@@ -19,6 +19,7 @@
 #include "oracle/checks/patterns.hpp"
 #include "oracle/clock.hpp"
 #include "oracle/comm/crowd.hpp"
+#include "oracle/comm/standing.hpp"
 #include "oracle/command.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
@@ -805,7 +806,7 @@ void require_control(const DriftLine& d, const Registry& registry) {
 
 std::string how_it_ended(const RankOutcome& o, double deadline_scale) {
   if (o.end == RankOutcome::hung)
-    return "made no progress until its deadline" + hung_or_slow_text(crowding(), deadline_scale);
+    return hung_text(o.code) + (o.code ? "" : hung_or_slow_text(crowding(), deadline_scale));
   if (o.end == RankOutcome::exited) return "left the process";
   if (o.text.empty()) return "died";
   return o.text.starts_with("SIG") ? "was killed by " + o.text : o.text;

@@ -20,6 +20,7 @@
 #include "oracle/checks/wide.hpp"
 #include "oracle/clock.hpp"
 #include "oracle/comm/crowd.hpp"
+#include "oracle/comm/standing.hpp"
 #include "oracle/comm/transport_self_test.hpp"
 #include "oracle/cost.hpp"
 #include "oracle/device.hpp"
@@ -107,7 +108,7 @@ std::string outcome_text(const RankOutcome& o) {
     case RankOutcome::exited:
       return fmt::format("left the process with exit code {}", o.code);
     case RankOutcome::hung:
-      return "made no progress until its deadline";
+      return hung_text(o.code);
     case RankOutcome::threw:
       return "threw: " + o.text;
     case RankOutcome::ended:
@@ -197,7 +198,7 @@ void mark_lost(CaseResult& result, const std::vector<std::string>& checks,
       if (died(ranks[r]) || (!any_died && ranks[r].end == RankOutcome::threw)) {
         if (f.rank < 0) {
           f.rank = int(r);
-          const bool hangs = ranks[r].end == RankOutcome::hung;
+          const bool hangs = ranks[r].end == RankOutcome::hung && ranks[r].code == 0;
           f.message = fmt::format("rank {} {}{}; it {}", r, outcome_text(ranks[r]),
                                   hangs ? hung_or_slow_text(crowding(), deadline_scale) : "",
                                   stands(ranks[r].trace));

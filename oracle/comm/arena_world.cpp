@@ -139,6 +139,7 @@ std::vector<RankOutcome> ArenaWorld::run(std::span<const std::byte> job, uint32_
   arena_->begin_job(job, case_number);
   const uint32_t number = arena_->head().job.load();
   const End end = watch(deadline);
+  look_for_stopped();
   if (!everyone_settled(number) || lost_rank(number) >= 0) end_processes();
   std::vector<RankOutcome> outcomes;
   for (int rank = 0; rank < spec_.ranks; ++rank) outcomes.push_back(outcome(rank, number, end));
@@ -303,6 +304,7 @@ RankOutcome ArenaWorld::outcome(int rank, uint32_t number, End end) const {
     if (whole) return o;
     const bool hung = end == End::deaf || (end == End::overdue && !page.stood_waiting);
     o.end = hung ? RankOutcome::hung : RankOutcome::ended;
+    if (hung && p) o.code = p->stopped_by;
     o.text =
         fmt::format("{} {}", hung ? "no progress until the deadline," : "ended with its world,",
                     place(o.trace));
@@ -354,6 +356,15 @@ void ArenaWorld::read_record(int rank, RankOutcome& o) const {
   o.end = RankOutcome::finished;
   o.record.assign(record, record + bytes);
   if (bytes > kept_record_bytes) madvise(record, size_t(bytes), MADV_REMOVE);
+}
+
+// Of a debugger's stop a parent is told nothing.
+void ArenaWorld::look_for_stopped() {
+  for (RankProcess& p : processes_) {
+    siginfo_t how{};
+    if (!p.reaped) ::waitid(P_PID, id_t(p.pid), &how, WSTOPPED | WNOHANG | WNOWAIT);
+    p.stopped_by = how.si_pid ? how.si_status : 0;
+  }
 }
 
 // TERM, a moment, KILL.

@@ -18,7 +18,8 @@ struct RankProcess {
   int first_rank = 0, ranks = 1;
   bool reaped = false;
   bool ended_by_us = false;
-  int status = 0;  // of waitpid
+  int status = 0;      // of waitpid
+  int stopped_by = 0;  // a signal, when it was given up
   bool holds(int rank) const { return rank >= first_rank && rank < first_rank + ranks; }
 };
 
@@ -38,6 +39,7 @@ class ArenaWorld : public World {
  protected:
   // Before the job's outcomes are read, nothing of the world may run on: ranks that are left end.
   void end_processes();
+  void look_for_stopped();
 
   const WorldSpec spec_;
   std::shared_ptr<Arena> arena_;

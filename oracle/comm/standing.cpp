@@ -36,6 +36,12 @@ std::string peers(int rank, const Trace& t) {
 
 }  // namespace
 
+std::string hung_text(int stopped_by) {
+  return stopped_by
+             ? fmt::format("was stopped by {} and nobody continued it", signal_name(stopped_by))
+             : "made no progress until its deadline";
+}
+
 std::string signal_name(int signal) {
   const char* abbreviation = ::sigabbrev_np(signal);
   return abbreviation ? fmt::format("SIG{}", abbreviation) : fmt::format("signal {}", signal);

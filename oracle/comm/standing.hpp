@@ -12,6 +12,8 @@ std::string rank_list(std::span<const int> ranks);    // "rank 2", "ranks 0, 1, 
 std::string member_text(std::span<const int> ranks);  // "{0-3}", "{0,2,4,6}"
 
 std::string signal_name(int signal);  // "SIGKILL"
+// Of a rank that was given up: it made no progress, or a signal (0: none) had stopped it.
+std::string hung_text(int stopped_by);
 std::string signal_text(int signal);  // "signal 9 (SIGKILL)"
 
 // A copy that may be taken while the rank writes: torn at worst in what it says, never in bounds.

@@ -44,7 +44,8 @@ struct RankOutcome {
     threw,      // text
     exited,     // left by itself: `code`, 0 included
     signalled,  // `code` is the signal: killed, crashed
-    hung,       // no progress until the deadline; killed by the parent
+    hung,       // no progress until the deadline; killed by the parent; `code` is the signal that
+                // had stopped it, or 0
     ended,      // healthy, killed because another rank failed
   } end = ended;
   int code = 0;

@@ -1005,6 +1005,21 @@ TEST_F(Command, AClosedTerminalInterrupts) {
   }
 }
 
+// Not hung, or only too slow: no deadline would help.
+TEST_F(Command, ARankThatWasStoppedIsSaidToBe) {
+  Folder folder;
+  const Ended ended =
+      start({"run", "attention_ring", "cp=2", "tokens=2000", "--deadline-scale", "0.02"},
+            folder / "out", [](pid_t child) {
+              for (int i = 0; i < 60000 && !has_children(child); ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              kill(children_of(child).at(0), SIGSTOP);
+            });
+  EXPECT_EQ(ended.code, 1);
+  const std::string said = text_of(folder / "out");
+  EXPECT_TRUE(holds(said, "rank 0 was stopped by SIGSTOP and nobody continued it; it ")) << said;
+}
+
 // Ranks that are ended with it are no crash of a subject.
 TEST_F(Command, AnInterruptedShrinkBlamesNobody) {
   Folder folder;

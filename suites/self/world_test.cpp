@@ -763,7 +763,8 @@ TEST(World, AStoppedRankIsHung) {
         return std::string();
       });
     });
-    return outcomes[0].end == RankOutcome::finished && outcomes[1].end == RankOutcome::hung
+    return outcomes[0].end == RankOutcome::finished && outcomes[1].end == RankOutcome::hung &&
+                   outcomes[1].code == SIGSTOP
                ? ""
                : outcomes[0].text + "; " + outcomes[1].text;
   });
