@@ -86,6 +86,10 @@ TEST(MixerReference, ByHand) {
   EXPECT_EQ(got.bb, (Values{26 + 52 + 4}));
   EXPECT_EQ(got.bc, (Values{4 + 38 + 12}));
   EXPECT_EQ(got.d, (Values{2 + 13 + 4}));
+  EXPECT_EQ(got.read, (Values{1, 4, 0, 1}));
+  EXPECT_EQ(got.written, (Values{2, 2, 0, 3}));
+  EXPECT_EQ(got.of_read, (Values{4, 38, 0, 12}));
+  EXPECT_EQ(got.of_written, (Values{26, 52, 0, 4}));
 }
 
 // Two groups of which heads 0, 1 and heads 2, 3 read one are four groups, of which two are equal;
@@ -176,6 +180,9 @@ TEST(MixerTraffic, IsAnExchangeOfEachOperand) {
              "B all_to_all 192 bf16 cp", "B all_to_all 144 f32 cp", "B all_to_all 144 f32 cp",
              "B all_to_all 96 bf16 cp", "B all_reduce 118 f32 cp"}));
   EXPECT_EQ(calls("mixer_alltoall tp=2"), Calls{});
+  // Of whole groups no part of a sum travels back.
+  EXPECT_EQ(calls("mixer_alltoall cp=4 groups=4 dtype=bf16 wire=f32")[7],
+            "B all_to_all 144 bf16 cp");
 }
 
 // 4 tokens of each of 3 sequences; 2 of 4 heads, 2 of 4 groups, none of which is copied.
@@ -230,10 +237,13 @@ TEST(MixerRefusals, SayWhatToDo) {
 }
 
 // Of 8 tokens and a filter of 2 taps: x' is at most 3 B^2. 16 tokens sum in dw 8 4 2 3^2 + 1
-// products of 6 numbers at most, da (8 8 / 4) 2 4 3^3 + 1 of 7.
+// products of 6 numbers at most, da (8 8 / 4) 2 4 3^3 + 1 of 7. Of 16 documents of a token x' is at
+// most 2 B^2, and dw of the two is the longer sum: 16 (4 2^2 + 1), or with a group of 4 heads
+// 16 (4 4 2^2 + 1).
 TEST(MixerContract, IntegersFitTheLongestProducts) {
-  const auto range = [](const std::string& words) {
-    const Case line = line_of("mixer_alltoall heads=1 head_dim=4 state_dim=2 width=2 " + words);
+  const auto range = [](const std::string& words, const char* heads = "1") {
+    const Case line =
+        line_of("mixer_alltoall head_dim=4 state_dim=2 width=2 " + words + " heads=" + heads);
     return contract_of(line).integer_range(line);
   };
   const auto greatest = [](double terms, int factors, int bits) {
@@ -243,6 +253,9 @@ TEST(MixerContract, IntegersFitTheLongestProducts) {
   EXPECT_EQ(range("docs=8,8"), std::min(greatest(dw, 6, 53), greatest(da, 7, 53)));
   EXPECT_EQ(range("docs=8,8 dtype=f32"), greatest(dw, 6, 24));
   EXPECT_EQ(range("docs=8,8 dtype=bf16"), std::nullopt);
+  const std::string of_a_token = "docs=1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1";
+  EXPECT_EQ(range(of_a_token), greatest(16 * (4 * 4 + 1), 6, 53));
+  EXPECT_EQ(range(of_a_token, "4"), greatest(16 * (4 * 4 * 4 + 1), 6, 53));
   EXPECT_EQ(range("docs=8,8 decay=log fill=normal"), std::nullopt);
 }
 
