@@ -265,6 +265,21 @@ std::optional<DType> type_of_sums(const Case& line, const Declared& declared) {
   return std::nullopt;
 }
 
+std::optional<DType> type_left_open(const Case& line, const Declared& declared) {
+  return line.has("acc") && line.text("acc").empty() ? type_of_sums(line, declared) : std::nullopt;
+}
+
+std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject, const Case& line,
+                                 int rank) {
+  Case judged = line;
+  if (const auto sums = type_left_open(line, subject)) judged.set("acc", name(*sums));
+  std::vector<Traffic> due =
+      subject.traffic ? subject.traffic(line, rank) : c.traffic(judged, subject.plan, rank);
+  const Mesh mesh = line.mesh();
+  for (Traffic& t : due) t.label = mesh.label(t.label);
+  return due;
+}
+
 Precision precision_of(const Case& line, const Declared& declared) {
   return precision_in(line, declared, line.dtype());
 }

@@ -105,6 +105,9 @@ inline constexpr double false_alarm_budget = 1e-6;
 // What a subject declares of its sums on a line without acc=, as if the line said so; nothing: what
 // the line means by itself.
 std::optional<DType> type_of_sums(const Case&, const Declared&);
+// The same where the line leaves it open, to be set in its place: a family counts a bound in units
+// of the type of accumulation, those of the wire included, and its calls move states in it.
+std::optional<DType> type_left_open(const Case&, const Declared&);
 Precision precision_of(const Case&, const Declared&);
 // Types that a result passes by the line: of storage, accumulation, wire and gradient, a rank's own
 // too.

@@ -161,6 +161,16 @@ std::vector<std::string> command_names() {
   return names;
 }
 
+// "; it is one of gate, prepare": commands that take an option of this name; "" where none does.
+std::string of_other_commands(const std::string& option) {
+  std::vector<std::string> names;
+  for (const CommandName& c : all_commands())
+    if (std::any_of(c.options.begin(), c.options.end(),
+                    [&](const OptionName& o) { return o.name == option; }))
+      names.push_back(c.name);
+  return names.empty() ? "" : "; it is one of " + joined(names);
+}
+
 // An option that the command does not take; `run` is told that the line says where it runs.
 void check_option(const std::string& argument, const CommandName& command) {
   if (argument.size() < 2 || argument[0] != '-' || argument == "--help" || argument == "-h") return;
@@ -173,12 +183,13 @@ void check_option(const std::string& argument, const CommandName& command) {
   bool of_the_line = std::string(command.words) == "LINE" &&
                      (key == "transport" || key == "device" || key == "dtype" || key == "subject");
   std::string close =
-      of_the_line ? fmt::format("; write {}=... in the line", key) : did_you_mean(name, known);
-  if (close.empty()) {
-    close = fmt::format("; it takes {}", joined(known, " "));
-    if (std::string(command.words).starts_with("LINE"))
-      close += "; keys of the line have no dashes: tp=4";
-  }
+      of_the_line ? fmt::format("; write {}=... in the line", key) : of_other_commands(name);
+  const bool of_another = !of_the_line && !close.empty();
+  if (close.empty()) close = did_you_mean(name, known);
+  const bool unknown = close.empty();
+  if (unknown) close = fmt::format("; it takes {}", joined(known, " "));
+  if ((unknown || of_another) && std::string(command.words).starts_with("LINE"))
+    close += "; keys of the line have no dashes: tp=4";
   throw BadInput(fmt::format("option {}: expected an option of {}, met one that it does not take{}",
                              name, command.name, close));
 }

@@ -179,16 +179,10 @@ inline bool illegal(const Contract& c, const Case& line) {
   return c.precondition && c.precondition(line).has_value();
 }
 
-// Calls due of a subject: its own where it states them, else the contract's under its plan. Groups
-// are called as they are on the line, where an axis may have one rank.
-inline std::vector<Traffic> traffic_due(const Contract& c, const Declared& subject,
-                                        const Case& line, int rank) {
-  std::vector<Traffic> due =
-      subject.traffic ? subject.traffic(line, rank) : c.traffic(line, subject.plan, rank);
-  const Mesh mesh = line.mesh();
-  for (Traffic& t : due) t.label = mesh.label(t.label);
-  return due;
-}
+// Calls due of a subject: its own where it states them, else the contract's under its plan, and of
+// one that declares the type of its sums as if the line said acc=. Groups are called as they are on
+// the line, where an axis may have one rank.
+std::vector<Traffic> traffic_due(const Contract&, const Declared&, const Case&, int rank);
 
 // A deliberately broken subject (or a healthy one on a faulty collective).
 struct Control {

@@ -27,6 +27,7 @@
 #include "oracle/drift_ranks.hpp"
 #include "oracle/interrupt.hpp"
 #include "oracle/joined.hpp"
+#include "oracle/overflow.hpp"
 #include "oracle/run.hpp"
 
 namespace shardproof {
@@ -82,7 +83,8 @@ class Watch {
         contract_(registry.contract(line.line.contract)),
         report_(report),
         deadline_scale_(deadline_scale),
-        replayed_(options.optimizer, options.rate) {
+        replayed_(options.optimizer, options.rate),
+        adam_(options.optimizer == "adam") {
     e_.line = &line_;
     e_.contract = &contract_;
     e_.declared = declared_of(line_, registry);
@@ -131,6 +133,7 @@ class Watch {
     see_start(step);
     if (!report_.drifted()) {
       judge_forward_and_gradients(step);
+      if (!report_.diverged.empty()) return false;
       judge_draws(step);
       judge_hashes(step, after_backward);
       if (report_.seen.empty()) judge_sums(step);
@@ -288,11 +291,16 @@ class Watch {
       for (size_t k = 0; k < out.size(); ++k) {
         const int operand = e_.inputs + int(k);
         const Operand& o = e_.operands[size_t(operand)];
+        if (diverges(step, o, out[k], false)) return;
         if (!report_.drifted())
           judge_output(step, m, operand, out[k], judging::gauge_of(output_gauges, k));
         cotangents.push_back(gathered(microbatch + int(m), operand, true, dual(o.layout)));
       }
       kept.push_back(contract_.backward(line, in, cotangents, &gauges[size_t(m)]));
+      for (int k = 0; k < e_.inputs; ++k)
+        if (e_.operands[size_t(k)].gradient &&
+            diverges(step, e_.operands[size_t(k)], kept.back()[size_t(k)], true))
+          return;
       if (!report_.drifted()) judge_input_gradients(step, m, kept.back(), gauges[size_t(m)]);
     }
     if (!report_.seen.empty() && report_.seen[0].phase == "forward") return;
@@ -310,6 +318,24 @@ class Watch {
                                            : bound_of_sum(e_, o, parts);
       judge_against(step, after_backward, k, true, want, bound, gradient_check, "after backward");
     }
+  }
+
+  // Whether the truth is so large that a right kernel has infinities on its way to it: nobody is to
+  // blame for them. What was wrong before is told all the same.
+  bool diverges(int64_t step, const Operand& o, const Whole& want, bool gradient) {
+    if (report_.drifted() || !is_float(e_.dtype_of(o))) return false;
+    const DType type = least_range(types_of_result(e_, o, gradient));
+    const double most = std::max(std::sqrt(largest_of(type)), 4096.0);
+    const auto beyond = std::find_if(want.value.begin(), want.value.end(),
+                                     [&](double v) { return !(std::abs(v) <= most); });
+    if (beyond == want.value.end()) return false;
+    report_.steps = step;
+    report_.diverged = fmt::format(
+        "the training diverges: in step {} the {} of the reference is {}, more than a kernel in {} "
+        "can be held to; use {}smaller extents",
+        step, judging::tensor_name(o, gradient), judging::number(*beyond), name(type),
+        adam_ ? "" : "--optimizer adam or ");
+    return true;
   }
 
   void judge_input_gradients(int64_t step, int64_t m, const std::vector<Whole>& want,
@@ -669,6 +695,7 @@ class Watch {
   std::vector<std::array<std::vector<double>, 2>> moments_;  // before the step, by operand
   std::vector<OfRank> ranks_;
   Optimizer replayed_;
+  const bool adam_;
   std::vector<double> twin_losses_;
   double spread_ = 0;
   std::FILE* log_ = nullptr;

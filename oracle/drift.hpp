@@ -71,6 +71,7 @@ struct DriftReport {
   int64_t draws = 0;                  // elements that were drawn, compared
   std::string not_judged;             // what of the draws cannot be, and why
   std::string without_bound;          // a tensor of which any value would do, and why; "" none
+  std::string diverged;               // where the truth itself grew beyond numbers; "" nowhere
   double worst_ratio = 0;
   // From the first wrong step on, against a run without the fault that starts there.
   std::vector<std::pair<int64_t, double>> distance;  // rms of parameters, relative
@@ -81,7 +82,8 @@ struct DriftReport {
   double seconds = 0;
 
   bool drifted() const { return !seen.empty() || !ended.empty(); }
-  bool open() const { return !drifted() && !without_bound.empty(); }  // no judgement
+  bool open() const { return !drifted() && !why_open().empty(); }  // no judgement
+  const std::string& why_open() const { return diverged.empty() ? without_bound : diverged; }
 };
 // `main`: what a rank runs, in place of the registry's; for tests.
 DriftReport run_drift(const DriftLine&, const DriftOptions&, const Options&, const Registry&,

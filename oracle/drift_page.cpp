@@ -40,7 +40,7 @@ std::string sentence(const DriftReport& r) {
   if (r.seen.empty() && r.interrupted)
     return fmt::format("Interrupted after {} of {}; the rest was not judged.", r.steps,
                        number_of(r.asked, "step"));
-  if (r.open()) return fmt::format("{}; {}.", number_of(r.steps, "step"), r.without_bound);
+  if (r.open()) return fmt::format("{}; {}.", number_of(r.steps, "step"), r.why_open());
   if (r.seen.empty())
     return fmt::format("{}; every gradient within its bound, every copy equal.",
                        number_of(r.steps, "step"));

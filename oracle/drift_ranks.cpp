@@ -429,8 +429,10 @@ Whole input_of(const Case& line, const Operand& o, const Mesh& mesh, int64_t ste
   if (!o.stated.empty()) return {o.shape, o.stated};
   const DType storage = stored_type(line, o);
   return of_step(line, o, mesh, step, m, o.name, [&](const Stream123& numbers, uint64_t i) {
-    return o.below > 0 ? double(numbers.below(i, uint64_t(o.below)))
-                       : round_to(numbers.normal(i), storage);
+    if (o.below > 0) return double(numbers.below(i, uint64_t(o.below)));
+    const double v = round_to(numbers.normal(i), storage);
+    const double drawn = o.magnitude ? std::abs(v) : v;
+    return o.through ? round_to(o.through(drawn, /*integer=*/false), storage) : drawn;
   });
 }
 

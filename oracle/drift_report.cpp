@@ -122,7 +122,7 @@ std::string told(const DriftReport& r, const DriftLine& line, const DriftOptions
   if (r.open())
     return fmt::format("NO JUDGEMENT {}   {}, {}   {:.1f} s\n", r.line, number_of(r.steps, "step"),
                        compared(r), r.seconds) +
-           row("at", r.without_bound) + note;
+           row("at", r.why_open()) + note;
   if (!r.drifted())
     return fmt::format(
                "NO DRIFT   {}   {}, {}, worst ratio {:.2g}, loss {:.4g} -> {:.4g}   {:.1f} "

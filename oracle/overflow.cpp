@@ -13,7 +13,6 @@
 #include "oracle/run.hpp"
 
 namespace shardproof {
-namespace {
 
 double largest_of(DType type) {
   const int exponent = type == DType::f64 ? 1023 : type == DType::f16 ? 15 : 127;
@@ -24,6 +23,8 @@ DType least_range(const std::vector<DType>& types) {
   return *std::min_element(types.begin(), types.end(),
                            [](DType a, DType b) { return largest_of(a) < largest_of(b); });
 }
+
+namespace {
 
 // ---- One result
 

@@ -19,6 +19,10 @@ struct BeyondRange : BadInput {
   using BadInput::BadInput;
 };
 
+// The greatest number of a floating-point type; which of several types has the least.
+double largest_of(DType);
+DType least_range(const std::vector<DType>&);
+
 // Throws BeyondRange: of the truth of one feed, whatever it was drawn from; of one result, where it
 // is no feed's (a sum over microbatches).
 void require_in_range(const Evidence&, const Feed&, const Truth&);

@@ -148,6 +148,64 @@ std::string times_too_often(const CaseResult& c) {
   return "";
 }
 
+// Operands of which adjoint and gradcheck say that forward and backward do not belong together;
+// those that the forward does not move with at all.
+struct Apart {
+  std::vector<std::string> operands, unread;
+};
+Apart operands_apart(const CaseResult& c) {
+  Apart apart;
+  const auto put = [](std::vector<std::string>& names, const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  };
+  for (const CheckResult& check : c.checks) {
+    if (!compares_backward_with_forward(check) || check.verdict != Verdict::failed) continue;
+    for (const Finding& f : check.findings) {
+      const std::string of = "gradient of ";
+      if (!f.numeric || !f.tensor.starts_with(of)) continue;
+      put(apart.operands, f.tensor.substr(of.size()));
+      if (f.want == 0 && f.got != 0) put(apart.unread, f.tensor.substr(of.size()));
+    }
+  }
+  return apart;
+}
+
+std::string in_words(const std::vector<std::string>& names) {
+  return joined(std::span(names).first(names.size() - 1)) + (names.size() > 1 ? " and " : "") +
+         names.back();
+}
+
+// Where the gradients are right, or most of the wrong ones are those of a wrong forward, the few
+// that do not belong to it say where it is wrong.
+std::string few_apart(const CaseResult& c) {
+  const Apart apart = operands_apart(c);
+  if (apart.operands.empty()) return "";
+  if (ended(c, "gradient", Verdict::passed))
+    return apart.unread.empty()
+               ? ""
+               : fmt::format(
+                     "the gradients are right, and the forward does not move with {}, "
+                     "which it leaves out",
+                     in_words(apart.unread));
+  size_t together = 0;
+  for (const CheckResult& check : c.checks)
+    if (check.check == "gradient")
+      for (const Finding& f : check.findings)
+        together += std::none_of(apart.operands.begin(), apart.operands.end(),
+                                 [&](const auto& o) { return f.tensor == "gradient of " + o; });
+  if (together <= apart.operands.size()) return "";
+  if (apart.unread == apart.operands)
+    return fmt::format(
+        "the forward does not move with {}, which it leaves out: the other gradients are those of "
+        "what it computes",
+        in_words(apart.unread));
+  const bool one = apart.operands.size() == 1;
+  return fmt::format(
+      "but for {} the gradients are those of what the forward computes: {} read at one place and "
+      "given {} at another (a slice, a copy, an owner), or left out of one of the two",
+      in_words(apart.operands), one ? "it is" : "they are", one ? "a gradient" : "gradients");
+}
+
 // What was written where nobody may write, or never, is the cause of wrong values and no result of
 // them.
 std::string cause_in_memory(const CaseResult& c) {
@@ -182,46 +240,91 @@ std::string of_forward_and_backward(const CaseResult& c) {
   return "";
 }
 
+// The sentences that findings bring along, of which some say little of a wrong forward: a pairing
+// with its backward nothing that is certain, and of a tensor that is mostly right that it is so.
+class Sentences {
+ public:
+  Sentences(const CaseResult& c, const CheckResult& first)
+      : case_(c), first_(first), wrong_forward_(ended(c, "forward", Verdict::failed)) {}
+
+  bool of_wrong_forward() const { return wrong_forward_; }
+  std::string first(bool nearly_right) const { return among(first_, nearly_right); }
+  std::string any(bool nearly_right) const {
+    for (const CheckResult& check : case_.checks)
+      if (std::string means = among(check, nearly_right); !means.empty()) return means;
+    return "";
+  }
+  std::string of(std::string_view name) const {
+    for (const CheckResult& check : case_.checks)
+      if (check.check == name) return among(check, false);
+    return "";
+  }
+
+ private:
+  std::string among(const CheckResult& check, bool nearly_right) const {
+    for (const Finding& f : check.findings) {
+      if (f.means.empty() || (f.means == means_of_near) != nearly_right) continue;
+      if (wrong_forward_ && f.numeric && compares_backward_with_forward(check)) continue;
+      if (f.means == means_of_roundings && !explained_by_roundings(f)) continue;
+      const bool of_another =
+          f.tensor.empty() || first_.findings.empty() || f.tensor != first_.findings[0].tensor;
+      return of_another ? subject_of(check.check, f) + ": " + f.means : f.means;
+    }
+    return "";
+  }
+
+  // Values that no rounding explains are not explained by another tensor's roundings.
+  bool explained_by_roundings(const Finding& of) const {
+    return first_.findings.empty() || &of == &first_.findings[0] || !first_.findings[0].numeric;
+  }
+
+  const CaseResult& case_;
+  const CheckResult& first_;
+  bool wrong_forward_;
+};
+
+// Rows in another order than they are due cross from document to document, too.
+std::string of_leak(const CaseResult& c, const Sentences& say) {
+  const std::string layout = value_of(c.canonical, "layout"), means = say.of("leak");
+  if (means.empty() || layout.empty() || layout == "contiguous") return means;
+  return means + "; or rows are in another order than that of layout=" + layout;
+}
+
+std::string meaning_of_wrong_forward(const CaseResult& c, const Sentences& say) {
+  const bool right_gradients = ended(c, "gradient", Verdict::passed);
+  for (const std::string& means : {say.first(false), right_gradients ? times_too_often(c) : "",
+                                   of_leak(c, say), say.of("mask"), few_apart(c), say.first(true),
+                                   say.any(false), of_forward_and_backward(c), say.any(true)})
+    if (!means.empty()) return means;
+  return "";
+}
+
 std::string meaning(const CaseResult& c, const CheckResult& first) {
   if (first.check != "memory")
     if (std::string cause = cause_in_memory(c); !cause.empty()) return cause;
-  // Of a wrong forward a backward that does not fit it says nothing that is certain.
-  const bool wrong_forward = ended(c, "forward", Verdict::failed);
-  const auto speaks = [&](const CheckResult& check, const Finding& f) {
-    return !f.means.empty() &&
-           !(wrong_forward && f.numeric && compares_backward_with_forward(check));
-  };
-  const Finding* worst = first.findings.empty() ? nullptr : &first.findings[0];
-  const auto about_another = [&](const Finding& f) {
-    return f.tensor.empty() || !worst || f.tensor != worst->tensor;
-  };
-  // Values that no rounding explains are not explained by another tensor's roundings.
-  const auto explains = [&](const Finding& f) {
-    return &f == worst || !worst || !worst->numeric || f.means != means_of_roundings;
-  };
-  for (const Finding& f : first.findings)
-    if (speaks(first, f) && explains(f))
-      return about_another(f) ? subject_of(first.check, f) + ": " + f.means : f.means;
-  if (wrong_forward && ended(c, "gradient", Verdict::passed))
-    if (std::string means = times_too_often(c); !means.empty()) return means;
-  for (const CheckResult& check : c.checks)
-    for (const Finding& f : check.findings)
-      if (speaks(check, f) && explains(f))
-        return about_another(f) ? subject_of(check.check, f) + ": " + f.means : f.means;
-  return wrong_forward ? of_forward_and_backward(c) : "";
+  const Sentences say(c, first);
+  if (say.of_wrong_forward()) return meaning_of_wrong_forward(c, say);
+  for (const bool nearly_right : {false, true})
+    if (std::string means = say.first(nearly_right); !means.empty()) return means;
+  for (const bool nearly_right : {false, true})
+    if (std::string means = say.any(nearly_right); !means.empty()) return means;
+  return "";
 }
 
-// Findings behind the first one, of this check and of others: "gradient of x: x[0,1] got ...".
+// Findings behind the first one, of this check and of others: "gradient of x: x[0,1] got ...". Of
+// each other check that failed the first one before any second.
 std::vector<std::string> also(const CaseResult& c, const CheckResult& first) {
-  std::vector<std::string> texts;
+  std::vector<std::string> texts, further;
   for (const CheckResult& check : c.checks) {
     if (check.verdict != Verdict::failed) continue;
     for (size_t i = &check == &first ? 1 : 0; i < check.findings.size(); i++)
-      texts.push_back(subject_of(check.check, check.findings[i]) + ": " +
-                      seen(check.findings[i], c));
+      (i == 0 ? texts : further)
+          .push_back(subject_of(check.check, check.findings[i]) + ": " +
+                     seen(check.findings[i], c));
     if (check.findings.empty() && &check != &first)
       texts.push_back(check.note.empty() ? check.check : check.check + ": " + check.note);
   }
+  texts.insert(texts.end(), further.begin(), further.end());
   return texts;
 }
 

@@ -46,13 +46,6 @@ std::string seen_by_reference(const Case& line) {
   return key;
 }
 
-// What a subject declares of its sums, where the line leaves it open: a family counts a bound in
-// units of the type of accumulation, those of the wire included, and is given back the type that it
-// counted in.
-std::optional<DType> type_left_open(const Case& line, const Declared& declared) {
-  return line.has("acc") && line.text("acc").empty() ? type_of_sums(line, declared) : std::nullopt;
-}
-
 // `backward`: gradients are part of it.
 std::string truth_key(const Case& line, const Feed& feed, bool backward) {
   std::string key =

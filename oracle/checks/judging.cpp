@@ -10,6 +10,7 @@
 
 #include "fixtures/sharding.hpp"
 #include "oracle/checks/pairing.hpp"
+#include "oracle/checks/patterns.hpp"
 #include "oracle/checks/pieces.hpp"
 #include "oracle/checks/wide.hpp"
 #include "oracle/drawn.hpp"
@@ -496,7 +497,7 @@ bool passes_with(const Evidence& e, std::string_view word, bool gradient, const 
 
 Judgement base_against_truth(const Evidence& e, std::string_view word, bool gradient) {
   Judgement j = against_truth(e, 0, word, gradient);
-  const auto speaks = [](const Finding& f) { return !f.means.empty(); };
+  const auto speaks = [](const Finding& f) { return !f.means.empty() && f.means != means_of_near; };
   if (!e.contract->meaning || j.findings.empty() ||
       std::any_of(j.findings.begin(), j.findings.end(), speaks))
     return j;
@@ -505,7 +506,9 @@ Judgement base_against_truth(const Evidence& e, std::string_view word, bool grad
   off.pass_with = [&](const std::string& key, const std::string& value) {
     return !exact_data(e, e.shots[0].feeds.at(0)) && passes_with(e, word, gradient, key, value);
   };
-  j.findings[0].means = e.contract->meaning(*e.line, off);
+  // It is said of all that is off and all that is not, whichever of them is told first.
+  if (const std::string means = e.contract->meaning(*e.line, off); !means.empty())
+    for (Finding& f : j.findings) f.means = means;
   return j;
 }
 

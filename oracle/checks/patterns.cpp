@@ -113,6 +113,11 @@ std::string one_place(const Wrongness& w) {
          ranks_text(std::vector<int>(ranks.begin(), ranks.end()), w.mesh->world());
 }
 
+// Of fewer elements nothing is said of where among them the wrong ones lie.
+bool enough(const Wrongness& w) {
+  return product(denoted_shape(w.operand->shape, w.layout, *w.mesh)) >= 8;
+}
+
 // Only the first of many wrong elements are there.
 bool cut(const Wrongness& w) { return int64_t(w.wrong.size()) < w.total; }
 
@@ -152,23 +157,60 @@ double common_offset(const Wrongness& w) {
              : 0;
 }
 
-// Copies that add up to the truth over the axes on which they ought to agree: no one reduced them.
-bool own_parts(const Wrongness& w) {
-  if (!replicated(w) || wrong_ranks(w).size() < 2) return false;
-  std::map<int64_t, std::pair<double, double>> sum;  // by place: sum of got, sum of |got|
-  std::map<int64_t, int64_t> copies;
-  for (const WrongElement& e : w.wrong) {
-    sum[e.at].first += e.got;
-    sum[e.at].second += std::abs(e.got);
-    ++copies[e.at];
+// Axes on which copies ought to agree, every set of them, the largest first.
+std::vector<std::vector<Axis>> sets_of_copies(const Wrongness& w) {
+  std::vector<Axis> axes;
+  for (const auto& [axis, p] : w.layout)
+    if (equal_bits(p) && copies(p, w.mesh->size(axis)) > 1) axes.push_back(axis);
+  std::vector<std::vector<Axis>> sets;
+  for (unsigned set = 1; set < (1u << axes.size()); ++set) {
+    sets.emplace_back();
+    for (size_t i = 0; i < axes.size(); ++i)
+      if (set >> i & 1) sets.back().push_back(axes[i]);
   }
-  const auto& [first, n] = *copies.begin();
-  (void)first;
-  if (n < 2) return false;
-  return all(w, [&](const WrongElement& e) {
-    const auto& [total, magnitude] = sum.at(e.at);
-    return std::abs(total - e.want) <= alike * magnitude;
+  std::stable_sort(sets.begin(), sets.end(),
+                   [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  return sets;
+}
+
+int copies_along(const Wrongness& w, const std::vector<Axis>& axes) {
+  int n = 1;
+  for (Axis a : axes) n *= copies(placement_on(w.layout, a), w.mesh->size(a));
+  return n;
+}
+
+// Whether copies along these axes add up to the truth: no one reduced them. A copy that is right
+// has all of the sum at this place, and where each lacks something the others have nothing there.
+bool add_up(const Wrongness& w, const std::vector<Axis>& axes) {
+  struct Sum {
+    double total = 0, magnitude = 0, want = 0;
+    int wrong = 0;
+  };
+  std::map<std::pair<int64_t, int>, Sum> sums;  // by place and first member of the group
+  std::set<int> members;                        // that lack something, by place in their group
+  for (const WrongElement& e : w.wrong) {
+    const std::vector<int> group = w.mesh->group(axes, e.rank);
+    Sum& sum = sums[{e.at, group[0]}];
+    sum.total += e.got, sum.magnitude += std::abs(e.got), sum.want = e.want;
+    ++sum.wrong;
+    members.insert(int(std::find(group.begin(), group.end(), e.rank) - group.begin()));
+  }
+  const int n = copies_along(w, axes);
+  if (int(members.size()) < n) return false;
+  return std::all_of(sums.begin(), sums.end(), [&](const auto& one) {
+    const Sum& s = one.second;
+    const int right = n - s.wrong;
+    return std::abs(s.total + (right - 1) * s.want) <=
+           alike * (s.magnitude + right * std::abs(s.want));
   });
+}
+
+// The axes whose sum was not made; none.
+std::vector<Axis> own_parts(const Wrongness& w) {
+  if (wrong_ranks(w).size() < 2) return {};
+  for (const auto& axes : sets_of_copies(w))
+    if (add_up(w, axes)) return axes;
+  return {};
 }
 
 // Closer to the truth of the same place than what a pattern tells apart.
@@ -217,28 +259,35 @@ std::string where_zero_is_due(const Wrongness& w) {
          ": it was counted, or written to, or never cleared";
 }
 
+Pattern of_own_parts(const Wrongness& w, const std::vector<Axis>& axes) {
+  std::string names;
+  for (Axis a : axes) names += (names.empty() ? "" : "*") + std::string(name(a));
+  const bool of_every_rank = copies_along(w, axes) == w.mesh->world();
+  return {of_every_rank ? "each rank holds its own part"
+                        : "each copy along " + names + " is its rank's own part",
+          fmt::format("the parts of the ranks {}add up to the truth: the reduction is missing",
+                      of_every_rank ? "" : "along " + names + " ")};
+}
+
 Pattern content(const Wrongness& w) {
   const bool one = !cut(w) && one_place(w) != "";
   if (all(w, [](auto& e) { return std::isnan(e.got); })) return {"NaN", means_of_nan};
   if (all(w, [](auto& e) { return std::isinf(e.got); }))
     return {"infinite", "an overflow, or a division by zero"};
-  if (all(w, [](auto& e) { return e.got == 0; }))
+  if (all(w, [](auto& e) { return e.got == 0; })) {
+    if (const auto axes = cut(w) ? std::vector<Axis>() : own_parts(w); !axes.empty())
+      return of_own_parts(w, axes);
     return {"zero", std::string("nothing arrived here: a block that was lost, or ") +
                         (w.gradient ? "a gradient that has no way back to its input"
                                     : "a part that no rank computes")};
+  }
   if (const double f = common_factor(w); f != 0 && (!one || !factor_name(f, *w.mesh).empty())) {
     const std::string is = factor_name(f, *w.mesh);
     return {fmt::format("x {}{}", factor_text(f), is.empty() ? "" : " = " + is),
             factor_means(f, *w.mesh)};
   }
-  if (!cut(w) && own_parts(w)) {
-    const auto [axes, n] = copies(w);
-    const bool of_every_rank = n == w.mesh->world();
-    return {of_every_rank ? "each rank holds its own part"
-                          : "each copy along " + axes + " is its rank's own part",
-            fmt::format("the parts of the ranks {}add up to the truth: the reduction is missing",
-                        of_every_rank ? "" : "along " + axes + " ")};
-  }
+  if (const auto axes = cut(w) ? std::vector<Axis>() : own_parts(w); !axes.empty())
+    return of_own_parts(w, axes);
   if (where_nothing_is_due(w)) return {"values where 0 is due", where_zero_is_due(w)};
   if (in_place(w)) return {"off by roundings", means_of_roundings};
   if (!cut(w) && permuted(w))
@@ -247,16 +296,11 @@ Pattern content(const Wrongness& w) {
   if (const double d = common_offset(w); d != 0 && !one)
     return {fmt::format("off by a constant, {:+.6g}", d),
             "a constant that is added once too often or too rarely"};
-  if (near_everywhere(w))
-    return {
-        "",
-        "all of it is off, together by less than a fifth: terms that are due as they came were "
-        "rounded first (to codes of 8 bits, to a narrower type), have another factor (a decay, a "
-        "scale), or some of them are missing or counted too often"};
+  if (near_everywhere(w)) return {"", means_of_near};
   return {"", ""};
 }
 
-std::string place_means(const std::string& place) {
+std::string place_means(const Wrongness& w, const std::string& place) {
   if (place.starts_with("block"))
     return "what this rank computed or received is wrong: its peer, its index map, or a call that "
            "it leaves out";
@@ -264,7 +308,7 @@ std::string place_means(const std::string& place) {
     return "a replica that parted from the others";
   if (place.starts_with("every"))
     return "a stride: interleaved data read as blocks, or the other way round";
-  if (place.starts_with("one element"))
+  if (place.starts_with("one element") && enough(w))
     return "a single element: a boundary or an index, not a reduction";
   return "";
 }
@@ -317,7 +361,7 @@ std::string factor_means(double factor, const Mesh& mesh) {
 Pattern pattern_of(const Wrongness& w) {
   const std::string place = where(w);
   Pattern what = content(w);
-  if (what.means.empty()) what.means = place_means(place);
+  if (what.means.empty()) what.means = place_means(w, place);
   if (what.text.starts_with("x ") && place == "all" && replicated(w) &&
       factor_name(w.wrong[0].got / w.wrong[0].want, *w.mesh) != "")
     what.means += "; the replicas agree, so a hash cannot see it";

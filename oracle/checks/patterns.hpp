@@ -41,6 +41,12 @@ inline constexpr const char* means_of_roundings =
     "a rounding more than is due: a division before a sum (a bias / p on each of p ranks), or a "
     "narrower type on the way; or terms are missing that are nearly nothing here";
 
+// What is there is mostly the truth: of a gradient behind a wrong forward it says nothing.
+inline constexpr const char* means_of_near =
+    "all of it is off, together by less than a fifth: terms that are due as they came were rounded "
+    "first (to codes of 8 bits, to a narrower type), have another factor (a decay, a scale), or "
+    "some of them are missing or counted too often";
+
 // "tp", "1/tp", "tp*dp", "tp or cp": products of axis sizes that a factor stands for; "" for none.
 std::string factor_name(double factor, const Mesh&);
 // What a factor between a result and the truth (or between the sides of a pairing) means.

@@ -550,6 +550,44 @@ TEST(Patterns, OwnPartsAlongTwoAxes) {
   EXPECT_EQ(f.means, "the parts of the ranks add up to the truth: the reduction is missing");
 }
 
+// Copies along tp were not summed, those along cp agree: the axis of the sum is named.
+TEST(Patterns, OwnPartsAlongOneOfTwoAxesOfCopies) {
+  const Layout parts{{Axis::tp, P()}, {Axis::cp, I()}}, sum{{Axis::tp, I()}, {Axis::cp, I()}};
+  Play play(contract({4, 6}, parts, sum), "tp=2 cp=2", same(), same());
+  const Finding f = play.judge("forward").findings.at(0);
+  EXPECT_EQ(f.pattern, "all, each copy along tp is its rank's own part");
+  EXPECT_EQ(f.means,
+            "the parts of the ranks along tp add up to the truth: the reduction is missing");
+}
+
+// A part that is a slice is right where its rank has it, and zero elsewhere. A copy that has
+// nothing beside one that is whole was lost.
+TEST(Patterns, ASliceInZerosIsAnOwnPart) {
+  const auto slices = [](int rank, int64_t i, double v) { return i % 4 == rank ? v : 0; };
+  auto play = reduce(4);
+  const Finding f = planted(*play, slices);
+  EXPECT_EQ(f.pattern, "each rank holds its own part");
+  EXPECT_EQ(f.means, "the parts of the ranks add up to the truth: the reduction is missing");
+  play = reduce(2);
+  const Finding lost =
+      planted(*play, [](int rank, int64_t, double v) { return rank == 1 ? 0 : v; });
+  EXPECT_EQ(lost.pattern, "copy of rank 1, zero");
+  EXPECT_NE(lost.means.find("nothing arrived here"), std::string::npos) << lost.means;
+}
+
+// One of two elements is a place like any other.
+TEST(Patterns, OfFewElementsNoPlaceMeansAnything) {
+  const Mesh mesh({{Axis::tp, 1}});
+  const WrongElement one[] = {{0, 0, 2, 3}};
+  for (const int64_t rows : {2, 8}) {
+    const Operand y{"y", Operand::output, {rows, 1}, {}};
+    const Whole want{{rows, 1}, std::vector<double>(size_t(rows), 3.0)};
+    const Pattern p = pattern_of({one, 1, rows, &want, &y, y.layout, &mesh});
+    EXPECT_EQ(p.text, "one element");
+    EXPECT_EQ(p.means.empty(), rows < 8) << p.means;
+  }
+}
+
 // Sums of terms that were rounded to 3 bits are off by an eighth of themselves at most, everywhere;
 // sums that are off by a third say nothing certain.
 TEST(Patterns, OfSumsOfRoundedTermsAllAreNearTheTruth) {
@@ -585,6 +623,21 @@ TEST(Patterns, ValuesWhereZeroIsDue) {
   EXPECT_EQ(said(2, false).text, "row 4");
   wrong[3].want = 1e-3;
   EXPECT_EQ(said(8, false).text, "block of rank 1");
+}
+
+// What a contract says of all that is off goes before what numbers look like.
+TEST(Patterns, AContractsWordGoesBeforeAGuess) {
+  const auto means = [](const std::function<double(int, int64_t, double)>& edit) {
+    auto play = reduce(2);
+    Contract knows = *play->e.contract;
+    knows.meaning = [](const Case&, const Off& off) { return "of " + off.names.at(0); };
+    play->e.contract = &knows;
+    return planted(*play, edit).means;
+  };
+  EXPECT_EQ(means([](int, int64_t i, double v) { return v * (1 + 0.1 * std::cos(double(i))); }),
+            "of y");
+  const std::string twice = means([](int, int64_t, double v) { return 2 * v; });
+  EXPECT_NE(twice.find("summed again"), std::string::npos) << twice;
 }
 
 // The first two of ten are there: no place is known, and what they have in common is theirs alone.

@@ -185,6 +185,7 @@ TEST_F(Command, AWrongCallIsOneLineAndExitTwo) {
       {{"gate", "--dtype", "fp32"}, {"--dtype", "did you mean 'f32'"}},
       {{"gate", "--dtype", "e4m3"}, {"--dtype", "not there yet"}},
       {{"gate", "--subject", "nobody"}, {"--subject", "'nobody'"}},
+      {{"gate", "--without", "layout"}, {"--without", "does not take; it is one of prepare"}},
       {{"gate", "--check", "forwrad"}, {"forwrad", "forward"}},
       {{"gate", "--require", "proceses.np4"}, {"--require", "proceses.np4", "processes"}},
       {{"gate", "--require", "processes.np0"}, {"--require", "processes.np0"}},

@@ -154,6 +154,20 @@ TEST(DeltaTraffic, IsStatesAndMatrices) {
 }
 
 // There are no integers of which no intermediate grows: lines draw numbers, and results round.
+// States travel in the type that sums are made in, whoever says it: the line or the subject.
+TEST(DeltaTraffic, OfASubjectThatSumsInDoubleIsDoubles) {
+  Declared doubles;
+  doubles.accumulates_in_f64 = true;
+  const auto type = [&](const char* text, const Declared& declared) {
+    const Case line = line_of(text);
+    return traffic_due(contract_of(line), declared, line, 0).at(0).dtype;
+  };
+  EXPECT_EQ(type("delta_context cp=2 dtype=f32", {}), DType::f32);
+  EXPECT_EQ(type("delta_context cp=2 dtype=f32", doubles), DType::f64);
+  EXPECT_EQ(type("delta_context cp=2 dtype=f32 acc=f64", {}), DType::f64);
+  EXPECT_EQ(type("delta_context cp=2 dtype=f32 acc=f32", doubles), DType::f32);
+}
+
 TEST(DeltaContract, HasNoExactData) {
   const Case line = line_of("delta_context");
   EXPECT_EQ(line.text("fill"), "normal");

@@ -280,6 +280,41 @@ TEST(Drift, SaysNothingWhereNoErrorIsTooLarge) {
   EXPECT_NE(drift_json(r, parsed, {}, "shardproof").find("\"drift\": null"), std::string::npos);
 }
 
+// What is drawn passes what the operand says of itself: a decay is none of any sign and size.
+TEST(Drift, DataAreWhatTheirOperandsSayOfThem) {
+  const Case line = parse("mixer_alltoall cp=2", registry());
+  bool any = false;
+  for (const Operand& o : registry().contract("mixer_alltoall").operands(line))
+    if (o.name == "a") {
+      any = true;
+      for (double a : drift::input_of(line, o, line.mesh(), 1, 0).value)
+        EXPECT_TRUE(0.75 < a && a < 1) << a;
+    }
+  EXPECT_TRUE(any) << "expected an operand a";
+}
+
+// A truth that grows beyond all numbers is nobody's fault, and no step of such a run has passed.
+TEST(Drift, ATrainingThatDivergesIsNoVerdict) {
+  for (const char* dtype : {"f64", "f32"}) {
+    const std::string line = std::string("mlp tp=2 dtype=") + dtype;
+    DriftOptions o;
+    o.rate = 1e6;
+    const DriftLine parsed = parse_drift(words_of(line), registry());
+    const DriftReport r = run_drift(parsed, o, Options{}, registry());
+    EXPECT_FALSE(r.drifted()) << drift_text(r, parsed, o, "sp");
+    EXPECT_LT(r.steps, 100);
+    const std::string text = drift_text(r, parsed, o, "sp"), json = drift_json(r, parsed, o, "sp");
+    EXPECT_EQ(text.find("NO JUDGEMENT "), 0u) << text;
+    EXPECT_NE(text.find("the training diverges: in step "), std::string::npos) << text;
+    EXPECT_NE(text.find("use --optimizer adam or smaller extents"), std::string::npos) << text;
+    EXPECT_NE(json.find("\"drift\": null"), std::string::npos) << json;
+    // A fault before that is told.
+    const DriftLine broken =
+        parse_drift(words_of(line + " control=replica_bit_flip@0"), registry());
+    EXPECT_TRUE(run_drift(broken, o, Options{}, registry()).drifted());
+  }
+}
+
 TEST(Drift, LearnsSomething) {
   const DriftReport r = drift("block tp=2 sp=on", 100);
   EXPECT_LT(r.last_loss, 0.7 * r.first_loss);

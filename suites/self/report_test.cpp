@@ -508,6 +508,67 @@ TEST(Block, RoundingsElsewhereDoNotExplainWrongValues) {
       << block(c, "p");
 }
 
+Finding pairing_of(const std::string& operand, double got, double want) {
+  Finding f;
+  f.tensor = "gradient of " + operand, f.numeric = true;
+  f.got = got, f.want = want;
+  return f;
+}
+
+// Wrong gradients that fit a wrong forward blame none; the one that does not is where to look.
+TEST(Block, TheOperandInWhichBothHalvesPartIsNamed) {
+  CaseResult c = wrong_forward(Verdict::failed, {});
+  const auto says = [&](const std::string& means) {
+    const std::string text = block(c, "p");
+    EXPECT_TRUE(contains(text, "means      " + means)) << text;
+  };
+  c.checks[1].findings = {pairing_of("x", 1, 2), pairing_of("d", 1, 2), pairing_of("w", 1, 2),
+                          pairing_of("u", 1, 2)};
+  c.checks[2].findings = {pairing_of("d", 3, 4)};
+  says("but for d the gradients are those of what the forward computes: it is read at one place");
+  c.checks[2].findings.push_back(pairing_of("w", 3, 4));
+  c.checks[2].findings.push_back(pairing_of("x", 3, 4));
+  says("the gradients are wrong as well, and not those of what the forward computes");
+  c.checks[2].findings.pop_back();
+  c.checks[1].findings.push_back(pairing_of("v", 1, 2));
+  says("but for d and w the gradients are those of what the forward computes: they are read");
+  // One that the forward does not move with.
+  c.checks[2].findings = {pairing_of("b", 3, 0)};
+  says("the forward does not move with b, which it leaves out: the other gradients are those");
+  c.checks[1] = check("gradient", Verdict::passed);
+  says("the gradients are right, and the forward does not move with b, which it leaves out\n");
+  // What all is mostly right of says less.
+  c.checks[0].findings[0].means = means_of_near;
+  says("the gradients are right, and the forward does not move with b, which it leaves out\n");
+}
+
+// Of a gradient that is mostly right behind a wrong forward nothing is said before what a document
+// that reads another is told.
+TEST(Block, ALeakGoesBeforeWhatComesOfIt) {
+  CaseResult c = wrong_forward(Verdict::failed, {});
+  Finding near = pairing_of("d", 1, 1.1), leak;
+  near.means = means_of_near;
+  leak.tensor = "forward of y", leak.means = "one sequence is read by another";
+  c.checks[1].findings = {near};
+  c.checks[2] = check("adjoint", Verdict::passed);
+  const auto means = [&] {
+    const std::string text = block(c, "p");
+    const size_t at = text.find("means      ") + 11;
+    return text.substr(at, text.find('\n', at) - at);
+  };
+  EXPECT_EQ(means().find("the gradients are those of what the forward computes"), 0u) << means();
+  c.checks.push_back(check("leak", Verdict::failed, inf, true));
+  c.checks.back().findings = {leak};
+  EXPECT_EQ(means(), "one sequence is read by another");
+  c.canonical += " layout=zigzag";
+  EXPECT_EQ(means(),
+            "one sequence is read by another; or rows are in another order than that of "
+            "layout=zigzag");
+  // Alone it is told.
+  c.checks = {check("forward", Verdict::passed), c.checks[1]};
+  EXPECT_EQ(means(), means_of_near);
+}
+
 // What another check found is said of that.
 TEST(Block, WhatAnotherCheckMeansIsSaidOfIt) {
   CaseResult c = bias_summed_twice();
@@ -606,10 +667,11 @@ TEST(Block, FurtherFindingsAndChecksAreNamed) {
   EXPECT_TRUE(contains(text, "\nagain      intermittent")) << text;
   EXPECT_TRUE(contains(text, "\npassed     forward\n")) << text;
   EXPECT_TRUE(contains(telling::block_about(c, c.checks[2], "p"), "sp=on --check adjoint\n"));
-  // Four of five, and how many are left.
+  // Four of five, and how many are left; of another check the first one goes before.
   for (int i = 0; i < 3; ++i) c.checks[1].findings.push_back(second);
   const std::string five = block(c, "shardproof");
-  EXPECT_EQ(occurrences(five, "\nalso       gradient of W"), 4u) << five;
+  EXPECT_LT(five.find("\nalso       adjoint: ratio"), five.find("\nalso       gradient of W"));
+  EXPECT_EQ(occurrences(five, "\nalso       gradient of W"), 3u) << five;
   EXPECT_TRUE(contains(five, "\nalso       1 more; --report DIR writes all of them\n")) << five;
   // What the first row says is not said again.
   CaseResult vacuous = with(Verdict::vacuous);
