@@ -153,7 +153,6 @@ TEST(DeltaTraffic, IsStatesAndMatrices) {
             (List{0, 0, 36, 0, 0, 0, 36, 0}));
 }
 
-// There are no integers of which no intermediate grows: lines draw numbers, and results round.
 // States travel in the type that sums are made in, whoever says it: the line or the subject.
 TEST(DeltaTraffic, OfASubjectThatSumsInDoubleIsDoubles) {
   Declared doubles;
@@ -168,6 +167,7 @@ TEST(DeltaTraffic, OfASubjectThatSumsInDoubleIsDoubles) {
   EXPECT_EQ(type("delta_context cp=2 dtype=f32 acc=f32", doubles), DType::f32);
 }
 
+// There are no integers of which no intermediate grows: lines draw numbers, and results round.
 TEST(DeltaContract, HasNoExactData) {
   const Case line = line_of("delta_context");
   EXPECT_EQ(line.text("fill"), "normal");
